@@ -9,7 +9,9 @@ replies "Thanks." or "Too long: one sentence of at most 20 words, please." An ex
 writes the turns, the store collects them, the rule scores them, the trainer publishes versions.
 
 `before` and `after` are the shares of 40 held-out questions whose sampled answers satisfy the user; `addition_before`
-and `addition_after` are the accuracy on 50 held-out sums, a skill that should not be lost.
+and `addition_after` are the accuracy on 100 held-out sums, a skill that should not be lost; `largest_before` and
+`largest_after` the same of the task `largest`, which is never rehearsed. `--rehearsal` is the coefficient of the KL
+from the first version on its own answers to other sums.
 """
 
 from __future__ import annotations
@@ -80,24 +82,27 @@ def share(engine: Any, texts: list[str], seed: int) -> float:
     return sum(satisfied(engine.model.decode(one.tokens), one.stopped) for one in replies) / len(replies)
 
 
-def learned(mode: str, seed: int, learning_rate: float) -> dict[str, Any]:
+def learned(mode: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     """One user of 60 interactions."""
     from foresight.agents.live import loops, score, train
     from foresight.agents.live.engine import Engine
     from foresight.agents.live.settings import Config, Settings
     from foresight.agents.live.store import Store, Turn
+    from foresight.envs.make import make
     from foresight.nets.language import pretrained
     from foresight.training.options import Tuning
 
     began, (seen, held_out) = time.monotonic(), questions(seed)
-    check = loops.checker(Settings(check="addition", check_size=50))
+    checks = {name: loops.checker(Settings(check=name, check_size=100)) for name in ("addition", "largest")}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
-        config = Config(mode=mode, seed=seed, batch=CLIENTS, learning_rate=learning_rate, tuning=Tuning(lora=16))
+        config = Config(mode=mode, seed=seed, batch=CLIENTS, tuning=Tuning(lora=16), **settings)
         train.begin(store, config.model)
-        trainer = train.Trainer(store, config)
+        known = list(make("addition", "text").train[: loops.REHEARSED])
+        trainer = train.Trainer(store, config, questions=known)
         engine = Engine(pretrained.load(config.model), 0, slots=8)
-        found: dict[str, Any] = {"before": share(engine, held_out, seed), "addition_before": check(trainer.policy)}
+        found: dict[str, Any] = {"before": share(engine, held_out, seed)}
+        found |= {f"{name}_before": check(trainer.policy) for name, check in checks.items()}
         curve = []
         for start in range(0, INTERACTIONS, CLIENTS):
             few = seen[start : start + CLIENTS]
@@ -118,10 +123,13 @@ def learned(mode: str, seed: int, learning_rate: float) -> dict[str, Any]:
             curve.append(sum(likes) / len(likes))
             shown = {name: round(value, 3) for name, value in metrics.items()}
             print(mode, seed, start + len(few), f"satisfied {curve[-1]:.2f}", shown, flush=True)
-        found |= {"after": share(engine, held_out, seed), "addition_after": check(trainer.policy), "curve": curve,
-                  "versions": store.active(), "counts": store.counts()}  # fmt: skip
+        found |= {"after": share(engine, held_out, seed), "curve": curve}
+        found |= {f"{name}_after": check(trainer.policy) for name, check in checks.items()}
+        found |= {"versions": store.active(), "counts": store.counts()}
+        found["replies"] = [[text, engine.model.decode(one.tokens)] for text, one in
+                            zip(held_out[:4], ask(engine, held_out[:4], seed), strict=True)]  # fmt: skip
         engine.close()
-    found["addition_lost"] = found["addition_before"] - found["addition_after"]
+    found |= {f"{name}_lost": found[f"{name}_before"] - found[f"{name}_after"] for name in checks}
     return {**found, "seconds": round(time.monotonic() - began, 1)}
 
 
@@ -131,6 +139,8 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["both"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--kl-coef", type=float, default=0.02)
+    parser.add_argument("--rehearsal", type=float, default=0.0)
     given = parser.parse_args()
 
     import torch
@@ -140,11 +150,12 @@ def main() -> None:
 
     torch.set_num_threads(1)
     document = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
+    settings = {name: getattr(given, name) for name in ("learning_rate", "kl_coef", "rehearsal")}
     for mode in given.modes:
-        runs = {str(seed): learned(mode, seed, given.learning_rate) for seed in given.seeds}
-        keys = ("before", "after", "addition_lost")
+        runs = {str(seed): learned(mode, seed, settings) for seed in given.seeds}
+        keys = ("before", "after", "addition_lost", "largest_lost")
         means = {key: sum(run[key] for run in runs.values()) / len(runs) for key in keys}
-        document[mode] = {**means, "learning_rate": given.learning_rate, "runs": runs}
+        document[mode] = {**means, **settings, "runs": runs}
         document["seconds"] += sum(run["seconds"] for run in runs.values())
     document = {
         "what": "Learning live from a scripted user who wants one sentence of at most 20 words (SmolLM2-135M)",

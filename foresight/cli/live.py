@@ -30,6 +30,7 @@ def live(
     lora: int = 16,
     kl_coef: float = 0.02,
     kl_bound: float = 1.0,
+    rehearsal: float = 0.0,
     temperature: float = 1.0,
     check: str = "",
     host: str = "127.0.0.1",
@@ -55,6 +56,7 @@ def live(
         lora: rank of the adapters; 0 trains all weights.
         kl_coef: penalty on the KL to the first version.
         kl_bound: KL per token to the first version, in nats, beyond which an update is undone.
+        rehearsal: penalty on the KL from the first version on its own answers to training questions of --check.
         temperature: of requests that name none.
         check: a text task, such as addition: where its held-out accuracy falls by 0.1, training stops and rolls back.
         host: the address to listen on. Anything but this machine needs the token that is printed.
@@ -97,9 +99,13 @@ def live(
     else:
         if (folder / live_settings.SETTINGS).is_file():
             raise UserError(f"{folder} is a live run: continue it with foresight live {folder}, or give another --out.")
+        if rehearsal and not check:
+            raise UserError(
+                "--rehearsal is given without --check: name the text task to rehearse, as in --check addition."
+            )
         config = live_settings.Config(
             model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
-            kl_coef=kl_coef, kl_bound=kl_bound, tuning=Tuning(lora=lora),
+            kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
         settings = live_settings.Settings(host, port, _absolute(score), where, temperature, check=check)
     if settings.score:

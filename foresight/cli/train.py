@@ -30,7 +30,7 @@ class Options:
     env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
     """The environment, such as CartPole-v1 or GridWorld8x8."""
     task: Annotated[str | None, tyro.conf.arg(metavar="TASK")] = None
-    """The text task of a language run: addition, largest, reasoning_gym:NAME, or a .jsonl file."""
+    """The text task of a language run: addition, reasoning_gym:NAME, a .jsonl file, or tasks with tools: A,B."""
     env_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """Options of the environment, as key=value (frame_stack=4)."""
     out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
@@ -43,6 +43,8 @@ class Options:
     """Address of the Ray cluster for the actors (HOST:6379, or auto). Default: this machine."""
     completer: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
     """A server (vLLM, SGLang, llama.cpp) that samples for a language model. Default: the model itself."""
+    staleness: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Conversations are held while the model trains, at most N updates behind. Default: they take turns."""
     evaluate_every: int | None = None
     """Steps between evaluations. Default: the preset's, otherwise only at the end."""
     evaluation_episodes: int | None = None
@@ -227,6 +229,7 @@ def _go(name: str, options: Options, given: dict[str, Any]) -> int:
         actors=options.actors,
         ray=options.ray,
         completer=options.completer,
+        staleness=options.staleness,
         **given,
     )
     if torchrun.first():

@@ -43,7 +43,8 @@ class TokenBatch:
     - `stopped` `[P, G]`: true where a stop token (or a stop text) ended the row, false where the length limit did;
     - `model_logprob` `[P, G, T]`: of each sampled id under the model at temperature 1, without truncation, if computed;
     - `own` `[P, G, T]`: false on tokens of a completion that the model did not sample, such as the next question of a
-      conversation or a tool's result; None: all are the model's own.
+      conversation or a tool's result; None: all are the model's own;
+    - `staleness` `[P]`: updates between the weights that sampled and those that are trained; None: 0.
     """
 
     prompt: Tensor
@@ -54,6 +55,12 @@ class TokenBatch:
     stopped: Tensor
     model_logprob: Tensor | None = None
     own: Tensor | None = None
+    staleness: Tensor | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether weights of an earlier update sampled some of it: π_old is then the stored `logprob`."""
+        return self.staleness is not None and bool((self.staleness > 0).any())
 
     @property
     def mask(self) -> Tensor:
@@ -98,6 +105,7 @@ class TokenBatch:
             self.stopped[groups],
             None if self.model_logprob is None else self.model_logprob[groups][..., :width],
             None if self.own is None else self.own[groups][..., :width],
+            None if self.staleness is None else self.staleness[groups],
         )
 
     @staticmethod

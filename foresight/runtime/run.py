@@ -90,6 +90,7 @@ def train(
     actors: int = 0,
     ray: str | None = None,
     completer: str | None = None,
+    staleness: int | None = None,
     callbacks: Sequence[Callable[[int, dict[str, Any], State], None]] = (),
     config: Any = None,
     **fields: Any,
@@ -103,6 +104,8 @@ def train(
     - `checkpoint_every`: seconds (default: 120, or longer if saving is slow); the `keep` newest are kept;
     - `actors`: actor processes, on this machine or on the Ray cluster at `ray`;
     - `completer`: the URL of a server that samples for a language model, see `planning.generation.server`;
+    - `staleness`: updates by which conversations may lag behind the weights that are trained on them, held while the
+      model trains: see `planning.generation.asynchronous`;
     - `callbacks`: called with `(step, metrics, state)` after every step that the algorithm yields;
     - `show`: progress on stderr; `record`: a video of the result in `media/`; `log`: "wandb", "trackio".
 
@@ -123,6 +126,7 @@ def train(
         actors=actors,
         ray=ray,
         completer=completer,
+        staleness=staleness,
     )
     from foresight.runtime.distributed import torchrun  # late: this imports torch
     from foresight.runtime.session import Session

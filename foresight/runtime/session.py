@@ -71,10 +71,15 @@ class Session:
         self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
         self.adaptive = checkpoint_every is None
         self.total = int(getattr(self.config, "steps", 0))
-        shown = tuple(dict.fromkeys(self.entry.metrics + (learner.SHOWN if resolved.actors else ())))
+        shown = self.entry.metrics + (learner.SHOWN if resolved.actors else ()) + self.kind.shown(resolved)
         self.progress = Progress(
-            f"{self.entry.name} on {resolved.typed().env}", self.total, self.entry.unit, shown, quiet=not show
+            f"{self.entry.name} on {resolved.typed().env}",
+            self.total,
+            self.entry.unit,
+            tuple(dict.fromkeys(shown)),
+            quiet=not show,
         )
+        self.disconnect: Callable[[], object] = lambda: None  # ends what `kind.begin` began
         self.services = services
         self.served = path / SERVED
         self.log: log.Log | None = None
@@ -114,6 +119,7 @@ class Session:
                 self.progress.start(first)
                 evaluation_env = environments.evaluation(self.settings, env)
                 self.kind.check(state, env, self.config)
+                self.kind.begin(self, state, env)
                 if self.baseline is None:
                     self.baseline = self._run_evaluation(state, evaluation_env, untrained=True)
                     self.log.samples(first, self.baseline.samples)
@@ -158,6 +164,7 @@ class Session:
             return self._consume(steps, state, evaluation_env, interruption)
         finally:
             steps.close()  # stops actors and removes the timers from the algorithm's module, also after an error
+            self.disconnect()
 
     def _consume(self, steps: Steps, state: State, evaluation_env: Environment, interruption: Interruption) -> State:
         assert self.log is not None

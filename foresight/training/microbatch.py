@@ -212,7 +212,8 @@ def descend(
 
     `loss(state, batch, advantage, weights, old)` of a micro-batch returns its share of the loss, its log-probabilities
     `[P, G, T]` and sums over tokens for the metrics. `old` are the log-probabilities under π_old, the policy before the
-    first step; None in the first step, where they are those that the loss computes. Shapes: advantage `[P, G]` or
+    first step; None in the first step, where they are those that the loss computes. In a stale batch π_old is what
+    sampled: `old` are the stored log-probabilities (`behavior`), in all steps. Shapes: advantage `[P, G]` or
     `[P, G, T]`, scored `[P, G, T]` (from which `weigh` computes the weights), groups `[P]` bool: those to train on
     (None: all). Returns the metrics of the last pass, averaged over its steps.
     """
@@ -224,6 +225,8 @@ def descend(
     def micro_loss(i: int, j: int) -> tuple[Tensor, Sums]:
         part, before = steps[i][j], old.get((i, j))
         few = batch.select(part)
+        if before is None and batch.stale:
+            before = old[i, j] = behavior(few, state.policy.device)
         advantages, weight = (rows(x, part, few).to(state.policy.device) for x in (advantage, weights))
         value, logprob, sums = loss(state, few, advantages, weight, before)
         old[i, j] = logprob.detach() if before is None else before
@@ -233,7 +236,8 @@ def descend(
         old[i, j] = state.policy.logprob(batch.select(steps[i][j]), state.config.temperature)[0]
         return torch.zeros(()), {}
 
-    record_old_policy(state, steps, record)
+    if not batch.stale:
+        record_old_policy(state, steps, record)
     for _ in range(epochs if steps else 0):
         results = []
         for i, parts in enumerate(steps):
@@ -245,6 +249,14 @@ def descend(
                 return metrics | results[-1]
         metrics = mean(results)
     return metrics
+
+
+def behavior(batch: TokenBatch, device: torch.device) -> Tensor:
+    """log π_old `[P, G, T]` of a batch that earlier weights sampled, as it was stored while sampling; 0 on padding.
+
+    With it, the ratio corrects for the updates since: Espeholt et al. 2018 (arXiv:1802.01561) for actors that lag.
+    """
+    return batch.logprob.to(device).masked_fill(~batch.mask.to(device), 0)
 
 
 def plan(

@@ -4,10 +4,13 @@ Each turn o_1..o_T was sampled by π_old (its stored log-probabilities) and has 
 
     A_t = w_r r  +  w_h clip( log π_θ'(o_t | x, h, o_<t) − log π_old(o_t | x, o_<t), ±c )
     J(θ) = mean over turns of 1/T Σ_t  min(ρ_t A_t, clip(ρ_t, 1−ε, 1+ε') A_t) − β k2(π_θ, π_ref)
+           − β' mean over rehearsed turns of 1/T Σ_t KL(π_ref ‖ π_θ)
 
 The first term is evaluative; the second is hindsight: the model before the update (θ') reads the hint at the end of the
 user's message and scores the turn it wrote without. Kept: PPO's asymmetric clip, no normalization of r, on-policy
-distillation on the sampled tokens with a clipped difference. Left out: the top-K divergence, steps of one task.
+distillation on the sampled tokens with a clipped difference. Left out: the top-K divergence, steps of one task. Added:
+the last term, on answers of the first version (π_ref) to questions that no user asks: what it knew is rehearsed, as in
+Learning without Forgetting (Li & Hoiem 2016, arXiv:1606.09282). β' is 0 unless given.
 
 The ids that were sampled are trained on, never a text that is tokenized again; ρ corrects for the weights that sampled.
 An update whose policy is further from the first version than `kl_bound` is undone: no user can move it beyond.
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +32,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.planning.generation.dialogue import as_data
+from foresight.planning.generation.rollout import complete
 
 HINT = "\n[user's hint: {hint}]"
 
@@ -38,8 +43,12 @@ def update(
     optimizer: torch.optim.Optimizer,
     turns: Sequence[Turn],
     config: Config,
+    rehearsed: Sequence[Turn] = (),
 ) -> dict[str, float]:
-    """One gradient step on `turns`; undone, with `rejected` 1, if it leaves the bound to the first version."""
+    """One gradient step on `turns`; undone, with `rejected` 1, if it leaves the bound to the first version.
+
+    `rehearsed` are answers of the first version, as `answers` makes them.
+    """
     advantages = [advantage(policy, turn, config) for turn in turns]  # all before the step: θ' is one policy
     optimizer.zero_grad()
     total, count, used = 0.0, 0, [i for i, one in enumerate(advantages) if one is not None]
@@ -54,11 +63,17 @@ def update(
         loss = (terms + config.kl_coef * kl.k2(logprob, ref)).mean() / len(used)
         loss.backward()
         total, count = total + loss.item(), count + logprob.numel()
+    kept = 0.0
+    for turn in rehearsed if used and config.rehearsal else ():
+        distance = _forward_kl(policy, reference, turn) / len(rehearsed)
+        (config.rehearsal * distance).backward()
+        kept += distance.item()
     scores = [turn.score for turn in turns if turn.score is not None]
     metrics = {
         "loss": total, "turns": float(len(used)), "tokens": float(count),
         "score": sum(scores) / len(scores) if scores else 0.0,
         "hints": sum(bool(turn.hint) for turn in turns) / len(turns), "rejected": 0.0, "kl": 0.0,
+        **({"rehearsal_kl": kept} if rehearsed else {}),
     }  # fmt: skip
     if not used:
         return metrics
@@ -98,6 +113,23 @@ def divergence(policy: LanguageModel, reference: LanguageModel, turns: Sequence[
             ours, theirs = (m.logits(m.contexts(_batch(turn))).float() for m in (policy, reference))
         found.append(kl.categorical(ours, theirs))
     return torch.cat(found).mean().item()
+
+
+def answers(model: LanguageModel, questions: Sequence[Any], max_new_tokens: int = 32) -> list[Turn]:
+    """Greedy answers of a model to examples of a text task, as turns to rehearse."""
+    batch = complete(model, questions, 1, max_new_tokens, 0.0)
+    rows = zip(batch.prompts(), batch.completion[:, 0].tolist(), batch.length[:, 0].tolist(), strict=True)
+    return [Turn("", 0, [], "", prompt, row[:n], [0.0] * n) for prompt, row, n in rows]
+
+
+def _forward_kl(policy: LanguageModel, reference: LanguageModel, turn: Turn) -> Tensor:
+    """KL(reference ‖ policy) over all next tokens of a turn, in nats per token."""
+    batch = _batch(turn)
+    with policy.precision():
+        ours = policy.logits(policy.contexts(batch)).float()
+        with torch.no_grad():
+            theirs = reference.logits(reference.contexts(batch)).float()
+    return kl.categorical(theirs, ours).mean()
 
 
 def one_sided(turns: Sequence[Turn], least: int = 6) -> list[str]:

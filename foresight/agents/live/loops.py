@@ -12,18 +12,22 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foresight.agents.live.settings import Config, Settings, read
 from foresight.agents.live.store import Store
 from foresight.errors import LostError, UserError
 from foresight.sandbox import process
 
+if TYPE_CHECKING:  # imports torch
+    from foresight.envs.text.task import TextTask
+
 LOOPS = ("serve", "collect", "score", "train")
 TOKEN = "FORESIGHT_LIVE_TOKEN"  # environment variable: it stands in no file
 PAUSE = 0.5  # seconds between looks at the store
 AGAIN = 2.0  # seconds before a loop is restarted
 RETRY = 10.0  # seconds before a score is tried again
+REHEARSED = 64  # questions of the check whose first answers are rehearsed
 
 
 def supervise(folder: Path, report: Callable[[str], object], stop: threading.Event) -> None:
@@ -73,19 +77,16 @@ def main(loop: str, folder: Path) -> None:
         from foresight.agents.live import train
 
         check = checker(settings) if settings.check else None
-        trainer = train.Trainer(store, config, settings.device, check, settings.check_every, settings.tolerance)
+        known = list(_task(settings).train[:REHEARSED]) if settings.check and config.rehearsal else []
+        trainer = train.Trainer(store, config, settings.device, check, settings.check_every, settings.tolerance, known)
         _forever(trainer.step)
 
 
 def checker(settings: Settings) -> Callable[[Any], float]:
     """The accuracy of greedy answers to the held-out questions of a text task."""
-    from foresight.envs.make import make
-    from foresight.envs.text.task import TextTask
     from foresight.planning.generation.rollout import complete, texts
 
-    task = make(settings.check, "text")
-    if not isinstance(task, TextTask) or task.episode is not None:
-        raise UserError(f"--check must be a text task without tools, not {settings.check}.")
+    task = _task(settings)
     few = list(task.test[: settings.check_size])
 
     def check(policy: Any) -> float:
@@ -93,6 +94,15 @@ def checker(settings: Settings) -> Callable[[Any], float]:
         return sum(grades) / len(grades)
 
     return check
+
+
+def _task(settings: Settings) -> TextTask:
+    from foresight.envs.make import make
+
+    task: TextTask = make(settings.check, "text")
+    if task.episode is not None:
+        raise UserError(f"--check must be a text task without tools, not {settings.check}.")
+    return task
 
 
 def scorer(settings: Settings) -> Any:

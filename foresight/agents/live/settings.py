@@ -42,6 +42,8 @@ class Config:
     """c, the bound of the difference of log-probabilities in nats."""
     kl_coef: float = 0.02
     """β of the k2 penalty with the first version."""
+    rehearsal: float = 0.0
+    """β' of the KL from the first version on its own answers to questions of the check (own: not in the paper)."""
     kl_bound: float = 1.0
     """KL per token to the first version, in nats, beyond which an update is undone."""
     tuning: Tuning = Tuning(lora=16)
@@ -52,7 +54,7 @@ class Config:
         if self.mode not in MODES:
             raise UserError(f"mode must be {', '.join(MODES)}, not '{self.mode}'.")
         at_least(1, self, "batch")
-        at_least(0, self, "staleness", "learning_rate", "hint_clip", "kl_coef", "kl_bound")
+        at_least(0, self, "staleness", "learning_rate", "hint_clip", "kl_coef", "rehearsal", "kl_bound")
 
 
 @dataclasses.dataclass(frozen=True)

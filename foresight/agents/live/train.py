@@ -7,7 +7,7 @@ without a name, which the next one deletes; its turns are trained on then, from 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from foresight.agents.live import learn
 from foresight.agents.live.settings import Config
-from foresight.agents.live.store import Store
+from foresight.agents.live.store import Store, Turn
 from foresight.nets.language import lora, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.training import language
@@ -29,7 +29,8 @@ class Trainer:
     """The weights and the optimizer of a live run.
 
     `check(policy)` is a held-out measure, taken every `check_every` versions: where it is more than `tolerance` below
-    its first value, the last version that passed becomes active again and training pauses.
+    its first value, the last version that passed becomes active again and training pauses. `questions` are examples of
+    a text task whose answers by the first version are rehearsed, `batch` of them in each update (`Config.rehearsal`).
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Trainer:
         check: Check | None = None,
         check_every: int = 4,
         tolerance: float = 0.1,
+        questions: Sequence[Any] = (),
     ) -> None:
         self.store, self.config, self.device = store, config, device
         self.check, self.check_every, self.tolerance = check, check_every, tolerance
@@ -49,6 +51,7 @@ class Trainer:
             if folder.name not in named:  # a trainer was killed before it could publish it
                 shutil.rmtree(folder)
         self._load()
+        self.rehearsed = learn.answers(self.reference, questions) if questions and config.rehearsal else []
         if check is not None and store.get("check") is None:
             store.set("check", {"first": check(self.policy), "passed": self.version})
 
@@ -76,7 +79,7 @@ class Trainer:
         turns = self.store.window(self.config.batch, self.config.staleness)
         if len(turns) < self.config.batch:
             return None
-        metrics = learn.update(self.policy, self.reference, self.optimizer, turns, self.config)
+        metrics = learn.update(self.policy, self.reference, self.optimizer, turns, self.config, self._few())
         metrics["staleness"] = sum(self.version - turn.version for turn in turns) / len(turns)
         suspects = learn.one_sided([t for t in self.store.turns() if t.score is not None])
         ids = [turn.id for turn in turns]
@@ -97,6 +100,11 @@ class Trainer:
         self._publish(metrics, ids)
         self._gate()
         return metrics
+
+    def _few(self) -> list[Turn]:
+        """The answers to rehearse in this update: all are, in turn."""
+        start, count = self.version * self.config.batch, min(self.config.batch, len(self.rehearsed))
+        return [self.rehearsed[(start + i) % len(self.rehearsed)] for i in range(count)]
 
     def _publish(self, metrics: dict[str, float], turns: list[int]) -> None:
         number = 1 + max(version["number"] for version in self.store.versions())

@@ -35,6 +35,7 @@ from foresight.training.options import Tuning
 KIND = "text"
 UNIT = "updates"
 METRICS = ("reward", "length", "entropy", "equal_reward_groups")
+STALE = True  # the ratio is that to the policy that sampled: `--staleness` may be given
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,10 +55,16 @@ def make(
     - `curriculum`: the share of the examples, the easiest, that a run starts with; all from half of it on. Examples
       need a column `difficulty` (`addition` and `largest` have one).
 
+    Names joined by commas are several tasks of conversations (`envs.tools.make.mix`).
+
     Raises UserError for an unknown name or option, and if the grader rejects its own gold answers.
     """
     kind, _, rest = name.partition(":")
     _check_options(name, make, {"trace": trace, "curriculum": curriculum, "reward_timeout": reward_timeout})
+    if "," in name and not Path(name).exists():
+        return conversations.mix(
+            name, functools.partial(make, trace=trace, rewards=rewards, curriculum=curriculum), options
+        )
     if name in conversations.ENVS or (kind.endswith(".py") and rest):
         return _conversation(name, trace, rewards, curriculum, options)
     maker: Callable[..., TextTask] = TASKS.get(name, reasoning_gym if kind == "reasoning_gym" and rest else dataset)

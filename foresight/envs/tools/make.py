@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,6 +73,47 @@ def make(
     task = split(name, examples, held_out, seed, None, keys)
     begin = functools.partial(_begin, env, seconds=tool_seconds, without=tuple(without))
     return dataclasses.replace(task, metric="outcome", episode=begin, turns=turns, grader=_ungraded)
+
+
+def mix(name: str, make: Callable[..., TextTask], options: dict[str, Any]) -> TextTask:
+    """Several tasks of conversations as one, `name` being theirs, joined by commas: equal shares of their questions.
+
+    `options` are for all, or for one: `calculator.high=99`. An example has the columns `task` and `turns` of its own
+    task. Raises UserError for one task, a task twice, a task without conversations, and as `make` does.
+    """
+    names = [one.strip() for one in name.split(",")]
+    if len(names) != len(set(names)) or not all(names) or len(names) < 2:
+        raise UserError(f"'{name}' does not name several different tasks: write them as in --task calculator,notebook.")
+    for option in options:
+        if "." in option and option.rpartition(".")[0] not in names:
+            raise UserError(f"The option '{option}' is of none of the tasks {', '.join(names)}.")
+    tasks = []
+    for one in names:
+        own = {key.rpartition(".")[2]: x for key, x in options.items() if key.rpartition(".")[0] in ("", one)}
+        tasks.append(make(one, **own))
+        if tasks[-1].episode is None:
+            raise UserError(f"'{one}' has no conversations: only tasks with tools can be trained on together.")
+    by_name = dict(zip(names, tasks, strict=True))
+
+    def side(examples: Callable[[TextTask], Sequence[Example]]) -> list[Example]:
+        count = min(len(examples(task)) for task in tasks)
+        drawn = [random.Random(f"mix {count}").sample(examples(task), count) for task in tasks]
+        return [
+            dataclasses.replace(example, columns={**example.columns, "task": one, "turns": task.turns})
+            for row in zip(*drawn, strict=True)  # in turn, so that the first ones are of all tasks
+            for one, task, example in zip(names, tasks, row, strict=True)
+        ]
+
+    def begin(example: Example) -> Episode:
+        found: Callable[[Example], Episode] | None = by_name[example.columns["task"]].episode
+        assert found is not None
+        return found(example)
+
+    turns = max(task.turns for task in tasks)
+    first = tasks[0]
+    return dataclasses.replace(
+        first, name=name, train=side(lambda t: t.train), test=side(lambda t: t.test), episode=begin, turns=turns
+    )
 
 
 def _begin(env: type[Any], example: Example, seconds: float, without: Sequence[str]) -> Episode:

@@ -32,12 +32,13 @@ class LanguageModel(nn.Module):
     """A causal language model and its tokenizer: tokens in, next-token distributions out.
 
     `autocast` is the dtype of matrix products (None: that of the weights). Dropout is always off. `completer`, if set,
-    samples instead: a server with the same weights (`planning.generation.server`). `capabilities` are those of
-    the model: without shared prefixes `forward`, `read`, `step` and `extend` cannot be used, only `read_rows` and
-    `continue_rows`.
+    samples instead: a server with the same weights (`planning.generation.server`). `collector`, if set, gathers the
+    groups to train on (`planning.generation.asynchronous`). `capabilities` are those of the model: without shared
+    prefixes `forward`, `read`, `step` and `extend` cannot be used, only `read_rows` and `continue_rows`.
     """
 
     completer: Any = None
+    collector: Any = None
 
     def __init__(
         self,

@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
@@ -56,7 +59,11 @@ class Dialogue:
     fed: int = 0  # tokens that the model has read
     text: str = ""  # of both sides, for people
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the same, message by message
+    limit: int = 1  # of turns
     turns: int = 0
+    failed: list[int] = dataclasses.field(default_factory=list)  # calls of each turn that returned an error
+    seconds: list[float] = dataclasses.field(default_factory=list)  # of each turn: writing it, and its answer
+    clock: float = 0.0  # when the present turn began
     over: bool = False  # the environment ended it
     cut: bool = False  # a limit ended it: of tokens, of turns, or of the context
 
@@ -70,13 +77,15 @@ class Dialogue:
 class Dialogues:
     """Finished conversations of P examples in groups of G: tokens, texts, and the parts of their rewards by name.
 
-    `transcripts` are the messages of each; those of the model also have `tokens` and their summed `logprob`.
+    `transcripts` are the messages of each; those of the model also have `tokens` and their summed `logprob`. `turns`
+    are the failed calls and the seconds of each turn. A part that an episode does not have is NaN.
     """
 
     batch: TokenBatch
     texts: list[str]
     parts: dict[str, list[float]]
     transcripts: list[list[dict[str, Any]]]
+    turns: list[list[tuple[int, float]]]
 
 
 def converse(
@@ -94,6 +103,21 @@ def converse(
     keeps the outcome that its environment gives it then. Raises UserError for a model without a chat template, and
     for a first prompt that does not fit into the context.
     """
+    rows = begin(policy, task, examples, group)
+    settings = group, max_new_tokens, temperature, generator
+    if policy.completer is None and policy.capabilities.shared:
+        hold(
+            policy, task, rows, group, max_new_tokens, temperature, draws(task, rows, group, max_new_tokens, generator)
+        )
+    elif getattr(policy.completer, "concurrent", False):
+        _requests(policy, task, rows, *settings)
+    else:
+        _rounds(policy, task, rows, *settings)
+    return gather(rows, group)
+
+
+def begin(policy: LanguageModel, task: TextTask, examples: Sequence[Example], group: int) -> list[Dialogue]:
+    """`group` conversations about each example, before their first turn. Raises UserError as `converse` does."""
     if task.episode is None:
         raise UserError(f"'{task.name}' has no environment to converse with.")
     if policy.tokenizer.chat_template is None:
@@ -103,35 +127,39 @@ def converse(
     rows = []
     for example in examples:
         episodes = [task.episode(example) for _ in range(group)]
-        opening = episodes[0].messages()
+        opening, limit = episodes[0].messages(), example.columns.get("turns", task.turns)
         prompt = policy.encode([as_data(policy, message) for message in opening])
-        rows += [Dialogue(episode, list(prompt), messages=list(opening)) for episode in episodes]
-    settings = group, max_new_tokens, temperature, generator
-    if policy.completer is None and policy.capabilities.shared:
-        _overlapping(policy, task, rows, *settings)
-    elif getattr(policy.completer, "concurrent", False):
-        _requests(policy, task, rows, *settings)
-    else:
-        _rounds(policy, task, rows, *settings)
-    return gather(rows, group)
+        rows += [Dialogue(episode, list(prompt), messages=list(opening), limit=limit) for episode in episodes]
+    return rows
+
+
+def draws(
+    task: TextTask, rows: Sequence[Dialogue], group: int, max_new_tokens: int, generator: torch.Generator | None
+) -> Tensor:
+    """The random numbers of conversations, `[rows, tokens]`, each of which decides one sampled token."""
+    shape, later = (len(rows) // group, group, max_new_tokens), (task.turns - 1) * max_new_tokens
+    first = torch.rand(shape, generator=generator).view(len(rows), -1)
+    return torch.cat([first, torch.rand(len(rows), later, generator=generator)], 1)
 
 
 @torch.no_grad()
-def _overlapping(
+def hold(
     policy: LanguageModel,
     task: TextTask,
     rows: Sequence[Dialogue],
     group: int,
     max_new_tokens: int,
     temperature: float,
-    generator: torch.Generator | None,
+    uniform: Tensor,
+    ended: Callable[[int], object] = lambda row: None,
 ) -> None:
-    """Hold all conversations, each in a slot of its own. A token depends on its row and place, not on the batching."""
+    """Hold all conversations, each in a slot of its own, with the numbers `uniform` of `draws`.
+
+    A token depends on its row and place, not on the batching. `ended(row)` is called as soon as a conversation ends;
+    one that another thread cuts ends too.
+    """
     prompts = [row.prompt for row in rows[::group]]
     check(policy, prompts, group, max_new_tokens, temperature, stop=task.stop)
-    shape, later = (len(prompts), group, max_new_tokens), (task.turns - 1) * max_new_tokens
-    first = torch.rand(shape, generator=generator).view(len(rows), -1)
-    uniform = torch.cat([first, torch.rand(len(rows), later, generator=generator)], 1)
     sampled = [0] * len(rows)
     most = CACHED // (2 * task.turns * max_new_tokens)
     slots = min(SLOTS if policy.device.type == "cpu" else 8 * SLOTS, max(most, 8), len(rows))
@@ -147,10 +175,11 @@ def _overlapping(
             new = [(slot, row) for slot, row in active if rows[row].fed == len(rows[row].tokens)]
             if new:
                 at = torch.tensor([slot for slot, _ in new], device=policy.device)
-                draws = torch.stack([uniform[row, sampled[row]] for _, row in new]).to(policy.device)
-                tokens, logprobs = choose(policy.logits(scheduler.hidden[at]), draws, temperature)
+                drawn = torch.stack([uniform[row, sampled[row]] for _, row in new]).to(policy.device)
+                tokens, logprobs = choose(policy.logits(scheduler.hidden[at]), drawn, temperature)
                 for (_, row), token, logprob in zip(new, tokens.tolist(), logprobs.tolist(), strict=True):
                     one = rows[row]
+                    one.clock = one.clock or time.monotonic()
                     one.tokens.append(token)
                     one.logprob.append(logprob)
                     one.own.append(True)
@@ -160,7 +189,7 @@ def _overlapping(
                         task.stop and constraints.stops_at(policy, turn, task.stop)
                     )
                     if stopped or len(turn) == max_new_tokens:
-                        end = functools.partial(end_turn, policy, one, stopped, task.turns, max_new_tokens, lock)
+                        end = functools.partial(end_turn, policy, one, stopped, max_new_tokens, lock)
                         if stopped and getattr(one.episode, "slow", False):
                             answers[row] = pool.submit(end)
                         else:
@@ -181,7 +210,10 @@ def _overlapping(
                 answers.pop(row).result()
                 over += [slot for slot, held in enumerate(scheduler.row.tolist()) if held == row and rows[row].done]
             if over:
+                finished = scheduler.row[over].tolist()
                 scheduler.free(torch.tensor(over))
+                for row in finished:
+                    ended(row)
 
 
 def _requests(
@@ -205,7 +237,7 @@ def _requests(
             batch = policy.completer(prompt, 1, max_new_tokens, temperature, own, stop=task.stop)
             with lock:
                 _add(row, batch, 0)
-            end_turn(policy, row, bool(batch.stopped[0, 0]), task.turns, max_new_tokens, lock)
+            end_turn(policy, row, bool(batch.stopped[0, 0]), max_new_tokens, lock)
 
     with ThreadPoolExecutor(min(REQUESTS, len(rows))) as pool:
         list(pool.map(hold, rows, seeds))
@@ -227,7 +259,7 @@ def _rounds(
         batch = sampler(prompts, count, max_new_tokens, temperature, generator, stop=task.stop)
         for number, row in enumerate(live):
             _add(row, batch, number)
-            end_turn(policy, row, bool(batch.stopped.flatten()[number]), task.turns, max_new_tokens)
+            end_turn(policy, row, bool(batch.stopped.flatten()[number]), max_new_tokens)
         prompts, count = [row.prompt + row.tokens for row in live if not row.done], 1
 
 
@@ -243,12 +275,19 @@ def end_turn(
     policy: LanguageModel,
     row: Dialogue,
     stopped: bool,
-    turns: int,
     max_new_tokens: int,
     lock: threading.Lock | None = None,
 ) -> None:
     """Add the environment's answer to the sampled turn of a conversation, in place. `lock`: of the tokenizer."""
-    held = lock or threading.Lock()
+    before = getattr(row.episode, "failed", 0)
+    _end_turn(policy, row, stopped, max_new_tokens, lock or threading.Lock())
+    now = time.monotonic()
+    row.failed.append(getattr(row.episode, "failed", 0) - before)
+    row.seconds.append(now - (row.clock or now))
+    row.clock = now
+
+
+def _end_turn(policy: LanguageModel, row: Dialogue, stopped: bool, max_new_tokens: int, held: threading.Lock) -> None:
     turn = row.tokens[row.begun :]
     with held:
         text = policy.decode(turn)
@@ -266,7 +305,7 @@ def end_turn(
     with held:
         after = between(policy, reply.message, turn)
     most = policy.context - len(row.prompt) - len(row.tokens) - max_new_tokens
-    if row.turns >= turns or not after or len(after) > most:
+    if row.turns >= row.limit or not after or len(after) > most:
         row.cut = True
         return
     row.logprob += [0.0] * len(after)
@@ -314,5 +353,7 @@ def gather(rows: Sequence[Dialogue], group: int) -> Dialogues:
         torch.tensor([row.over for row in rows]).view(shape[:2]), own=own.view(shape),
     )  # fmt: skip
     measured = [{**row.episode.parts(), "turns": float(row.turns)} for row in rows]
-    parts = {name: [one[name] for one in measured] for name in measured[0]}
-    return Dialogues(batch, [row.text for row in rows], parts, [row.messages for row in rows])
+    names = dict.fromkeys(name for one in measured for name in one)
+    parts = {name: [one.get(name, math.nan) for one in measured] for name in names}
+    turns = [list(zip(row.failed, row.seconds, strict=True)) for row in rows]
+    return Dialogues(batch, [row.text for row in rows], parts, [row.messages for row in rows], turns)

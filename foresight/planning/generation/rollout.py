@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -87,7 +88,8 @@ class TextRollout:
     """P prompts with G completions each, and their rewards `[P, G]` (NaN: could not be scored).
 
     `examples` are the prompts and `answers` the completions as text; `batch` holds both as tokens. `measures` `[P, G]`
-    are the parts of the rewards and other metrics of each completion, `transcripts` the messages of conversations.
+    are the parts of the rewards and other metrics of each completion, `transcripts` the messages of conversations, and
+    `turns` the failed calls and the seconds of each of their turns. `counts` are metrics of the whole.
     """
 
     examples: list[Example]
@@ -96,6 +98,8 @@ class TextRollout:
     rewards: Tensor
     measures: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     transcripts: list[list[dict[str, Any]]] = dataclasses.field(default_factory=list)
+    turns: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
+    counts: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
         """Metrics of the completions, and one sample of each prompt."""
@@ -104,6 +108,7 @@ class TextRollout:
             "length": self.batch.length.float().mean().item(),
             "truncated": 1 - self.batch.stopped.float().mean().item(),
             **{name: measure.nanmean().item() for name, measure in self.measures.items()},
+            **self.counts,
             "samples": [self.sample(p) for p in range(len(self.examples))],
         }
 
@@ -127,18 +132,27 @@ class TextRollout:
         measures = {name: measure[prompts] for name, measure in self.measures.items()}
         examples = [self.examples[p] for p in kept]
         transcripts = [one for p in kept for one in self.transcripts[p * group : (p + 1) * group]]
-        return TextRollout(examples, self.batch.select(prompts), answers, self.rewards[prompts], measures, transcripts)
+        turns = [one for p in kept for one in self.turns[p * group : (p + 1) * group]]
+        rewards = self.rewards[prompts]
+        return TextRollout(
+            examples, self.batch.select(prompts), answers, rewards, measures, transcripts, turns, self.counts
+        )
 
 
 def concat(parts: Sequence[TextRollout]) -> TextRollout:
-    """Several rollouts with the same group size as one."""
+    """Several rollouts with the same group size as one. A measure that one lacks is NaN there."""
+    names = dict.fromkeys(name for part in parts for name in part.measures)
     return TextRollout(
         [example for part in parts for example in part.examples],
         TokenBatch.concat([part.batch for part in parts]),
         [answer for part in parts for answer in part.answers],
         torch.cat([part.rewards for part in parts]),
-        {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures},
+        {
+            name: torch.cat([part.measures.get(name, torch.full_like(part.rewards, math.nan)) for part in parts])
+            for name in names
+        },
         [transcript for part in parts for transcript in part.transcripts],
+        [turns for part in parts for turns in part.turns],
     )
 
 
@@ -231,28 +245,48 @@ def sample_groups(
 ) -> TextRollout:
     """Draw distinct training prompts, sample a group of completions of each, and grade them.
 
-    `progress` in [0, 1] is the finished share of the run, which a curriculum draws by. Raises UserError if the task has
-    fewer training prompts.
+    `progress` in [0, 1] is the finished share of the run, which a curriculum draws by. A policy with a `collector`
+    gets the groups that it finished (`planning.generation.asynchronous`). Raises UserError if the task has fewer
+    training prompts.
     """
-    if len(task.train) < prompts:
-        raise UserError(f"prompts is {prompts}, but the task has {len(task.train)} training prompts: lower prompts.")
-    pool = task.pool(progress, prompts)
-    examples = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
-    repeated = [example for example in examples for _ in range(group)]
-    transcripts = []
+    if policy.collector is not None:
+        collected: TextRollout = policy.collector(
+            task, prompts, group, max_new_tokens, temperature, generator, progress
+        )
+        return collected
+    examples = draw(task, prompts, generator, progress)
     if task.episode is not None:
         found = dialogue.converse(policy, task, examples, group, max_new_tokens, temperature, generator)
-        batch, answers, rewards, parts = found.batch, found.texts, found.parts["outcome"], found.parts
-        transcripts = found.transcripts
-    else:
-        batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
-        answers = texts(policy, batch)
-        graded: Any = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
-        rewards, parts = graded
+        return of_dialogues(examples, found)
+    repeated = [example for example in examples for _ in range(group)]
+    batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
+    answers = texts(policy, batch)
+    graded: Any = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
+    rewards, parts = graded
     if task.curriculum < 1:
         parts["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
     measures = {name: torch.tensor(values).view(prompts, group) for name, values in parts.items()}
-    return TextRollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures, transcripts)
+    return TextRollout(examples, batch, answers, torch.tensor(rewards).view(prompts, group), measures)
+
+
+def draw(task: TextTask, prompts: int, generator: torch.Generator, progress: float = 1.0) -> list[Example]:
+    """Distinct training prompts. Raises UserError if the task has fewer."""
+    if len(task.train) < prompts:
+        raise UserError(f"prompts is {prompts}, but the task has {len(task.train)} training prompts: lower prompts.")
+    pool = task.pool(progress, prompts)
+    return [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
+
+
+def of_dialogues(examples: Sequence[Example], found: dialogue.Dialogues) -> TextRollout:
+    """Finished conversations about examples as a rollout; with several tasks, `outcome/TASK` is each one's."""
+    shape = found.batch.length.shape
+    measures = {name: torch.tensor(values).view(shape) for name, values in found.parts.items()}
+    for p, example in enumerate(examples):
+        if name := example.columns.get("task", ""):
+            own = measures.setdefault(f"outcome/{name}", torch.full(shape, math.nan))
+            own[p] = measures["outcome"][p]
+    rewards = measures["outcome"].clone()
+    return TextRollout(list(examples), found.batch, found.texts, rewards, measures, found.transcripts, found.turns)
 
 
 def sample(state: Sampler, task: TextTask) -> TextRollout:

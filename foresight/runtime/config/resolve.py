@@ -29,6 +29,7 @@ def resolve(
     actors: int = 0,
     ray: str | None = None,
     completer: str | None = None,
+    staleness: int | None = None,
 ) -> Settings:
     """Resolve a run. `given` holds explicit Config fields; `config`, a whole Config, replaces the preset's fields.
 
@@ -48,6 +49,8 @@ def resolve(
     declared = kinds.get(entry.kind)
     if completer is not None and not declared.completer:
         raise UserError(f"--completer is for text algorithms: {entry.name} is a '{entry.kind}' algorithm.")
+    if staleness is not None and not declared.completer:
+        raise UserError(f"--staleness is for text algorithms: {entry.name} is a '{entry.kind}' algorithm.")
     given = given or {}
     env_option, other_option = ("task", "env") if declared.option == "task" else ("env", "task")
     name, wrong = (task, env) if declared.option == "task" else (env, task)
@@ -106,6 +109,7 @@ def resolve(
         actors=actors,
         ray=ray,
         completer=completer,
+        staleness=staleness,
         paths=_paths(kinds.get(kind), name, config, {**own, **env_options}),
     )
 

@@ -30,6 +30,7 @@ class Settings:
     actors: int = 0  # actor processes; 0: one process acts and trains
     ray: str | None = None  # address of the Ray cluster of the actors; None: this machine
     completer: str | None = None  # URL of the server that samples for a language model; None: the model itself
+    staleness: int | None = None  # updates by which samples may lag; None: sampling and training take turns
     paths: dict[str, str] = dataclasses.field(default_factory=dict)  # absolute paths of files, by typed name
 
     def typed(self) -> Settings:
@@ -73,6 +74,7 @@ class Settings:
             "evaluation": {"episodes": self.episodes, "every": self.evaluate_every},
             **({"actors": self.actors, "ray": self.ray} if self.actors else {}),
             **({"completer": self.completer} if self.completer else {}),
+            **({"staleness": self.staleness} if self.staleness is not None else {}),
             **({"paths": self.paths} if self.paths else {}),
             "config": {key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()},
         }
@@ -106,6 +108,8 @@ class Settings:
             parts += ["--actors", str(self.actors), *(["--ray", self.ray] if self.ray else [])]
         if self.completer:
             parts += ["--completer", self.completer]
+        if self.staleness is not None:
+            parts += ["--staleness", str(self.staleness)]
         for name, value in self.config.items():
             if value != base[name] or name == "seed":
                 parts += config_fields.option(name, value)
@@ -134,6 +138,7 @@ class Settings:
                 actors=int(document.get("actors", 0)),
                 ray=document.get("ray"),
                 completer=document.get("completer"),
+                staleness=document.get("staleness"),
                 paths=dict(document.get("paths") or {}),
             ).relocated(Path(path))
         except (yaml.YAMLError, KeyError, TypeError) as error:

@@ -59,6 +59,9 @@ class Kind(Generic[Environment]):
     # Raises UserError before training
     check: Callable[[State, Environment, Any], None] = lambda state, env, config: None
 
+    begin: Callable[[Session, State, Environment], None] = lambda session, state, env: None  # before training
+    shown: Callable[[Settings], tuple[str, ...]] = lambda settings: ()  # metrics shown live, after the algorithm's own
+
     # Training
     repeatable: bool = False  # whether a failed step leaves the State unchanged, so that it can be saved and repeated
     # (module, env, times) -> a context for training, the env to train in, the section that gets the remaining time

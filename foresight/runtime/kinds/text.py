@@ -54,6 +54,20 @@ def _check(state: State, env: TextTask, config: object) -> None:
         rollout.check_lengths(state.policy, env, config)
 
 
+def _begin(session: Session, state: State, env: TextTask) -> None:
+    """Let conversations be held while the model trains, if the run has a bound on their staleness."""
+    from foresight.planning.generation import asynchronous
+
+    if session.settings.staleness is None:
+        return
+    if not getattr(session.module, "STALE", False):
+        raise UserError(
+            f"{session.entry.name} does not correct for samples of earlier weights: leave out --staleness, or train "
+            "with grpo, dr_grpo, dapo, gspo or cispo."
+        )
+    session.disconnect = asynchronous.attach(state, env, session.settings.staleness).close
+
+
 def _profile(module: Algorithm, env: TextTask, times: Profile) -> Profiled[TextTask]:
     from foresight.runtime.monitoring import profile
 
@@ -141,6 +155,8 @@ KIND = Kind(
     notes=_notes,
     connect=_connect,
     check=_check,
+    begin=_begin,
+    shown=lambda settings: () if settings.staleness is None else ("staleness", "waiting"),
     repeatable=True,
     profile=_profile,
     timings=lambda times, due: times.throughput(),

@@ -11,6 +11,7 @@ import torch
 from foresight.agents.live import learn
 from foresight.agents.live.settings import Config
 from foresight.agents.live.store import Turn
+from foresight.envs.text.task import Example
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.decoding import generate
@@ -140,3 +141,17 @@ def test_settings_out_of_range_get_a_sentence() -> None:
     for settings, words in cases:
         with pytest.raises(UserError, match=words):
             Config(**settings)
+
+
+@sabotaged_by("foresight.agents.live.learn._forward_kl", lambda real: lambda *a: real(*a).detach().requires_grad_())
+def test_what_is_rehearsed_stays_nearer_to_the_first_version() -> None:
+    """After the same updates, the KL from the first version on its own answers is smaller with the penalty on it."""
+    reached = []
+    for rehearsal in (0.0, 20.0):
+        policy, reference, optimizer, config = built(rehearsal=rehearsal, kl_coef=0.0)
+        known = learn.answers(reference, [Example("say 90"), Example("say 91")], 8)
+        for _ in range(4):
+            metrics = learn.update(policy, reference, optimizer, sampled(3, score=1.0), config, known)
+        reached.append(sum(learn._forward_kl(policy, reference, turn).item() for turn in known))
+        assert metrics["turns"] == 3 and not metrics["rejected"]
+    assert 0 < reached[1] < 0.7 * reached[0]

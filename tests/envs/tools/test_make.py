@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from foresight.envs.make import make as make_env
 from foresight.envs.tools import calculator, make, orders, tool
 from foresight.envs.tools.episode import Toolbox
 from foresight.errors import UserError
+from tests.sabotage import sabotaged_by
 
 OWN = '''
 class Doubling:
@@ -166,3 +169,19 @@ def test_a_class_without_tools_is_refused(tmp_path: Path) -> None:
     task = make_env(f"{tmp_path / 'mine.py'}:Doubling", "text")
     with pytest.raises(UserError, match="has no tools"):
         task.episode(task.train[0])
+
+
+@sabotaged_by("foresight.envs.tools.make.mix", lambda real: lambda *a: _limited(real(*a)))
+def test_several_tasks_are_trained_on_in_equal_shares_with_their_own_environments() -> None:
+    options = {"held_out": 5, "calculator.high": 200, "notebook.turns": 3}
+    both = make_env("calculator,notebook", "text", **options)
+    names = [example.columns["task"] for example in both.train]
+    assert names[:4] == ["calculator", "notebook"] * 2 and names.count("calculator") == names.count("notebook") == 1195
+    assert {(e.columns["task"], e.columns["turns"]) for e in both.test} == {("calculator", 6), ("notebook", 3)}
+    assert both.turns == 6 and both.episode is not None
+    made = [type(both.episode(example).env).__name__ for example in both.train[:2]]
+    assert made == ["Calculator", "Notebook"]
+
+
+def _limited(task: Any) -> Any:
+    return dataclasses.replace(task, train=task.train[::2])

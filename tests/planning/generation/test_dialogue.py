@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from typing import Any
 
@@ -191,9 +192,9 @@ def test_greedy_conversations_repeat() -> None:
 @pytest.mark.parametrize("way", ["overlapping", "few slots", "requests"])
 def test_overlapping_conversations_are_those_of_rounds(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, what = model(), task(turns=4)
-    monkeypatch.setattr(dialogue, "_overlapping", dialogue._rounds)
+    policy.completer = functools.partial(decoding.generate, policy)
     rounds = converse(policy, what, group=3, tokens=12, temperature=0.0)
-    monkeypatch.undo()
+    policy.completer = None
     if way == "few slots":
         monkeypatch.setattr(dialogue, "SLOTS", 2)
     if way == "requests":

@@ -281,6 +281,12 @@ def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
         ("sft", {"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ("grpo", {"lora_targets": ("q_proj",)}, "lora-targets is given without --lora"),
         ("grpo", {"completer": "foo"}, "must be the URL of a server"),
+        ("grpo", {"staleness": 2}, "'addition' has none: choose a task with tools"),
+        ("grpo", {"staleness": -1, "task": "calculator"}, "--staleness must be from 0 to 16, not -1"),
+        ("rloo", {"staleness": 1}, "rloo does not correct for samples of earlier weights"),
+        ("grpo", {"task": "calculator,calculator"}, "does not name several different tasks"),
+        ("grpo", {"task": "calculator,addition"}, "'addition' has no conversations"),
+        ("grpo", {"task": "calculator,notebook", "env_options": {"orders.size": 9}}, "is of none of the tasks"),
     ],
 )
 def test_invalid_values_are_refused(name, options, reported, tmp_path):
