@@ -9,7 +9,8 @@ Head k predicts from the trunk's features k - 1 characters earlier and from the 
 DeepSeek-V3 (arXiv:2412.19437, §2.2; `nets.language.mtp`), not Gloeckle's parallel heads, so that its drafts are
 consistent (`planning.generation.speculative`). All heads share the unembedding, and their gradients reach the trunk.
 
-A text is a prompt and its answer (or completion), one padded row per text: there is no attention across texts. With
+A text is a prompt and its answer (or completion), one padded row per text: there is no attention across texts. Of a
+task with tools, the texts are scripted episodes, rendered by a chat template that only ends the model's turns. With
 experts, their load is balanced by Switch's loss (α), the loss-free rule, or both.
 """
 
@@ -27,15 +28,18 @@ from torch import Tensor, nn
 
 from foresight.data.text import length_mask, pad
 from foresight.envs.text.task import Example, TextTask
+from foresight.envs.tools.make import played
 from foresight.errors import UserError, unknown
 from foresight.nets import precision
 from foresight.nets.language import mtp, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.moe import Routing
 from foresight.nets.language.mtp import MultiTokenHeads
+from foresight.nets.language.tokenizer import apply_chat_template
 from foresight.nets.language.tokentree import ROOT
 from foresight.ops import schedules
 from foresight.ops.tokens import token_logprob
+from foresight.planning.generation import dialogue
 from foresight.planning.generation.rollout import answer, complete, texts
 from foresight.training import language
 from foresight.training.microbatch import step
@@ -80,6 +84,8 @@ class Config:
     """K: prediction heads, including the decoder's own (Gloeckle et al.: 4)."""
     predict_coef: float = 1.0
     """c: weight of the heads after the first (Gloeckle et al.: 1; DeepSeek-V3: 0.3 over their number)."""
+    conversations: bool = False
+    """Whether the decoder gets a chat template, which tasks with tools need."""
     tokens: str = "characters"
     """"characters", or "numbers": numbers below 100 are one token each."""
     init_std: float = 0.02
@@ -126,6 +132,8 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     if config.tokens not in tokenizers:
         raise unknown("kind of tokens", config.tokens, tokenizers)
     tokenizer = tokenizers[config.tokens]()
+    if config.conversations:
+        tokenizer.chat_template = decoder.TURNS
     shape = decoder.DecoderConfig(
         vocab_size=len(tokenizer),
         hidden_size=config.dim,
@@ -164,9 +172,25 @@ def documents(state: State, examples: Sequence[Example]) -> list[list[int]]:
         prompt = example.prompt if isinstance(example.prompt, str) else example.question
         if unknown := sorted(set(prompt + ending) - vocabulary.keys()):
             raise UserError(f"The decoder has no character {unknown[0]!r}: use printable ASCII only.")
-        row = [*tokenizer.encode(prompt + ending), tokenizer.eos_token_id]
+        if messages := example.columns.get("messages"):
+            row = list(apply_chat_template(tokenizer, messages, return_dict=False))
+        else:
+            row = [*tokenizer.encode(prompt + ending), tokenizer.eos_token_id]
         rows.append(row[: state.config.context])
     return rows
+
+
+def written(state: State, env: TextTask, examples: Sequence[Example]) -> Sequence[Example]:
+    """The examples to train on: of a task with tools, the conversations of its scripted episodes.
+
+    Raises UserError for such a task without `conversations`.
+    """
+    if env.episode is None:
+        return examples
+    if state.policy.tokenizer.chat_template is None:
+        raise UserError(f"'{env.name}' is a task of conversations: give --conversations.")
+    found = [messages for example in examples for messages in played(env, example)]
+    return [Example(messages[:-1], messages[-1]["content"], {"messages": messages}) for messages in found]
 
 
 def loss(state: State, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, dict[str, Tensor], list[Routing]]:
@@ -239,7 +263,7 @@ def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
 
     Also bits, and the grade of greedy answers.
     """
-    rows, total, count = documents(state, env.test), 0.0, 0
+    rows, total, count = documents(state, written(state, env, env.test)), 0.0, 0
     for start in range(0, len(rows), EVALUATION_ENVS):
         tokens, lengths = pad(rows[start : start + EVALUATION_ENVS])
         with state.policy.precision():
@@ -249,7 +273,11 @@ def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
     nats = total / count
     unit = "character" if state.config.tokens == "characters" else "token"
     more = {f"bits per {unit}": nats / math.log(2)}
-    if env.grader is not None:
+    if env.episode is not None:
+        tokens_of_turn = state.config.max_new_tokens
+        found = dialogue.converse(state.policy, env, env.test, 1, tokens_of_turn, 0.0).parts["outcome"]
+        more[env.metric] = sum(found) / len(found)
+    elif env.grader is not None:
         graded = env.grade(env.test, act(state, env.test)[0])
         scores = [reward for reward in graded if not math.isnan(reward)]
         more[env.metric] = sum(scores) / max(len(scores), 1)
@@ -275,7 +303,7 @@ def train(
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
     """Sample texts and train on them; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
-    rows = documents(state, env.train)
+    rows = documents(state, written(state, env, env.train))
     while state.step < config.steps:
         drawn = torch.randint(len(rows), (config.batch_size,), generator=state.generator).tolist()
         metrics = update(state, *pad([rows[i] for i in drawn]))

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from foresight.envs.tools import tool
 from foresight.envs.tools.tool import Tool
@@ -22,9 +22,13 @@ NOT_TOOLS = ("reset", "reward", "questions", "script", "name", "instruction", "t
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What the environment answers to a turn: a message for the model, or None at the end of the episode."""
+    """What the environment answers to a turn: a message for the model, or None at the end of the episode.
+
+    With `members`, the conversations of sub-agents, there is no message yet: `joined` returns it when they have ended.
+    """
 
     message: dict[str, str] | None
+    members: tuple[Episode, ...] = ()
 
 
 class Episode(Protocol):
@@ -41,6 +45,19 @@ class Episode(Protocol):
 
     def parts(self) -> dict[str, float]:
         """The reward by part, after the episode: `outcome`, and whatever else it measures. All in [0, 1]."""
+
+
+class TeamEpisode(Episode, Protocol):
+    """An episode of a team, whose turns may begin those of sub-agents. Each is a conversation of its own."""
+
+    tokens_left: int  # that it may still sample
+    canceled: bool  # whether it ends at the next token
+
+    def spend(self, tokens: int) -> None:
+        """Count the sampled tokens of a turn; called before `turn`, also if a limit cut the turn."""
+
+    def joined(self) -> Reply:
+        """The answer to a turn with sub-agents, after the last of them has ended."""
 
 
 class ToolEnv(Protocol):
@@ -137,22 +154,32 @@ def describe(tools: Sequence[Tool], instruction: str = "") -> str:
     return f"{head}Tools:\n" + "\n".join(lines) + f"\nTo use one, write {tool.CALL}JSON{tool.END} and stop."
 
 
-def scripted(episode: Episode, script: Callable[[list[dict[str, str]]], str], turns: int) -> list[dict[str, str]]:
-    """The messages of an episode that `script` plays, which writes each turn from the messages so far.
+def scripted(episode: Episode, turns: int) -> list[list[dict[str, str]]]:
+    """The messages of an episode that its env's `script` plays, which writes each turn from the messages so far.
 
-    A demonstration to train on. Raises UserError if it does not earn the whole outcome.
+    Those of its sub-agents follow. Demonstrations to train on. Raises UserError for an env without a script, and if the
+    episode does not earn the whole outcome.
     """
-    messages = episode.messages()
+    env = getattr(episode, "env", episode)
+    script: Callable[[list[dict[str, str]]], str] | None = getattr(env, "script", None)
+    if script is None:
+        raise UserError(
+            f"The class {type(env).__name__} has no script: write one, which plays an episode as it should be."
+        )
+    messages, others = episode.messages(), list[list[dict[str, str]]]()
     for _ in range(turns):
         text = script(messages)
         messages = [*messages, {"role": "assistant", "content": text}]
         reply = episode.turn(text)
+        if reply.members:
+            others += [one for member in reply.members for one in scripted(member, turns)]
+            reply = cast(TeamEpisode, episode).joined()
         if reply.message is None:
             break
         messages = [*messages, reply.message]
     earned = episode.parts()["outcome"]
     if earned < 1:
         raise UserError(
-            f"The script earns {earned:g}, not 1, in the episode that begins with {messages[1]['content']!r}."
+            f"The script earns {earned:g}, not 1, in the episode that begins with {messages[-2]['content']!r}."
         )
-    return messages
+    return [messages, *others]

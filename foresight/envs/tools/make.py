@@ -15,6 +15,7 @@ from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
 from foresight.envs.tools.babyai import BabyAI
 from foresight.envs.tools.calculator import Calculator
+from foresight.envs.tools.delegation import Delegation
 from foresight.envs.tools.episode import Episode, Toolbox, scripted, tools_of
 from foresight.envs.tools.notebook import Notebook
 from foresight.envs.tools.orders import Orders
@@ -24,7 +25,7 @@ from foresight.errors import UserError
 
 ENVS: dict[str, type[Any]] = {
     "calculator": Calculator, "orders": Orders, "python": Python, "notebook": Notebook, "search": Search,
-    "babyai": BabyAI,
+    "babyai": BabyAI, "delegation": Delegation,
 }  # fmt: skip
 TURNS = 6  # of the model in an episode, unless the class has its own `turns`
 
@@ -133,7 +134,7 @@ def _ungraded(examples: Sequence[Example], completions: Sequence[str]) -> list[f
 
 
 def demonstrations(task: TextTask, count: int) -> list[dict[str, Any]]:
-    """`count` scripted episodes of training questions as rows `{"messages": [...]}`.
+    """`count` scripted episodes of training questions as rows `{"messages": [...]}`, and those of sub-agents.
 
     Raises UserError for a task whose class has no `script`, or too few questions.
     """
@@ -141,13 +142,11 @@ def demonstrations(task: TextTask, count: int) -> list[dict[str, Any]]:
         raise UserError(f"'{task.name}' is no task with tools.")
     if not 0 < count <= len(task.train):
         raise UserError(f"'{task.name}' has {len(task.train):,} questions to train on, not {count:,}.")
-    rows = []
-    for example in task.train[:count]:
-        episode = task.episode(example)
-        env = getattr(episode, "env", episode)
-        script: Callable[[list[dict[str, str]]], str] | None = getattr(env, "script", None)
-        if script is None:
-            name = type(env).__name__
-            raise UserError(f"The class {name} has no script: write one, which plays an episode as it should be.")
-        rows.append({"messages": scripted(episode, script, task.turns)})
-    return rows
+    return [{"messages": one} for example in task.train[:count] for one in played(task, example)]
+
+
+def played(task: TextTask, example: Example) -> list[list[dict[str, str]]]:
+    """The messages of an example's scripted episode, and those of its sub-agents."""
+    if task.episode is None:
+        raise UserError(f"'{task.name}' is no task with tools.")
+    return scripted(task.episode(example), task.turns)

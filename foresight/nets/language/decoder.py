@@ -35,6 +35,10 @@ from foresight.nets.sequence.attention import attend
 from foresight.nets.sequence.transformer import MLP, TransformerConfig, rotary_angles, rotate
 
 END = "<end>"
+TURNS = (  # a chat template: the messages one after the other, with the end token after each turn of the model
+    "{{ bos_token }}{% for m in messages %}{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
 
 
 class DecoderConfig(PreTrainedConfig):  # type: ignore[misc]

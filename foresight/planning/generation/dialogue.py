@@ -11,6 +11,9 @@ its first turn to its last, and reads at once what the environment writes.
 An environment that is `slow` answers in a thread, and its slot rests meanwhile. A conversation that ends gives its slot
 to the next one. With a server, each conversation sends its own requests. Only models that cannot share prefixes, and
 sampling in several processes, take turns in rounds.
+
+A turn may begin the conversations of sub-agents (`envs.tools.episode.TeamEpisode`), which are rows of the same batch.
+The one that delegated gives its slot to others, and is read again when the last of its sub-agents has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +33,7 @@ from torch import Tensor
 from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
-from foresight.envs.tools.episode import Episode
+from foresight.envs.tools.episode import Episode, Reply, TeamEpisode
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.packed import PACK, packed
@@ -66,11 +69,22 @@ class Dialogue:
     clock: float = 0.0  # when the present turn began
     over: bool = False  # the environment ended it
     cut: bool = False  # a limit ended it: of tokens, of turns, or of the context
+    path: tuple[int, ...] = ()  # its number and, of a sub-agent, before it the path of the one that delegated
+    draws: list[float] = dataclasses.field(default_factory=list)  # in [0, 1): one decides a token
+    parent: Dialogue | None = None
+    members: list[Dialogue] = dataclasses.field(default_factory=list)  # its sub-agents
+    waiting: int = 0  # sub-agents that have not ended
+    sampled: int = 0  # tokens that the model wrote
 
     @property
     def done(self) -> bool:
         """Whether no turn follows."""
         return self.over or self.cut
+
+    def room(self, context: int, max_new_tokens: int) -> int:
+        """The most tokens of its present turn: also what is left of the context and, in a team, of its budget."""
+        left = getattr(self.episode, "tokens_left", max_new_tokens)
+        return min(max_new_tokens, left, context - len(self.prompt) - self.begun)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +92,8 @@ class Dialogues:
     """Finished conversations of P examples in groups of G: tokens, texts, and the parts of their rewards by name.
 
     `transcripts` are the messages of each; those of the model also have `tokens` and their summed `logprob`. `turns`
-    are the failed calls and the seconds of each turn. A part that an episode does not have is NaN.
+    are the failed calls and the seconds of each turn, `rows` the conversations themselves, with those of their
+    sub-agents. A part that an episode does not have is NaN.
     """
 
     batch: TokenBatch
@@ -86,6 +101,7 @@ class Dialogues:
     parts: dict[str, list[float]]
     transcripts: list[list[dict[str, Any]]]
     turns: list[list[tuple[int, float]]]
+    rows: list[Dialogue] = dataclasses.field(default_factory=list)
 
 
 def converse(
@@ -124,12 +140,13 @@ def begin(policy: LanguageModel, task: TextTask, examples: Sequence[Example], gr
         raise UserError(
             "A conversation needs a chat template, which this model does not have: choose one that has one."
         )
-    rows = []
+    rows = list[Dialogue]()
     for example in examples:
         episodes = [task.episode(example) for _ in range(group)]
         opening, limit = episodes[0].messages(), example.columns.get("turns", task.turns)
         prompt = policy.encode([as_data(policy, message) for message in opening])
-        rows += [Dialogue(episode, list(prompt), messages=list(opening), limit=limit) for episode in episodes]
+        for episode in episodes:
+            rows.append(Dialogue(episode, list(prompt), messages=list(opening), limit=limit, path=(len(rows),)))
     return rows
 
 
@@ -160,14 +177,21 @@ def hold(
     """
     prompts = [row.prompt for row in rows[::group]]
     check(policy, prompts, group, max_new_tokens, temperature, stop=task.stop)
-    sampled = [0] * len(rows)
+    team, number, rows = any(map(in_team, rows)), {id(row): i for i, row in enumerate(rows)}, list(rows)
+    for each, numbers in zip(rows, uniform, strict=True):
+        each.draws = numbers.tolist()
     most = CACHED // (2 * task.turns * max_new_tokens)
-    slots = min(SLOTS if policy.device.type == "cpu" else 8 * SLOTS, max(most, 8), len(rows))
+    slots = min(SLOTS if policy.device.type == "cpu" else 8 * SLOTS, max(most, 8), max(len(rows), 8 * team))
     answers: dict[int, Future[None]] = {}  # of slow environments, by row
     lock = threading.Lock()
     kind = policy.autocast if max_new_tokens >= PACK else None
     with ThreadPoolExecutor(THREADS) as pool, policy.precision(), packed(kind, slots, policy.module):
         scheduler = ContinuousBatchScheduler(policy, prompts, group, slots, policy.context - min(map(len, prompts)))
+        if team:  # rows are added, each with a prompt of its own
+            scheduler = ContinuousBatchScheduler(policy, prompts[:1], 1, 1, policy.context)
+            scheduler.open(slots)
+            for one in rows[1:]:
+                scheduler.add(one.prompt)
         while scheduler.fill():
             active = [(slot, row) for slot, row in enumerate(scheduler.row.tolist()) if row >= 0 and row not in answers]
             if not active:
@@ -175,7 +199,7 @@ def hold(
             new = [(slot, row) for slot, row in active if rows[row].fed == len(rows[row].tokens)]
             if new:
                 at = torch.tensor([slot for slot, _ in new], device=policy.device)
-                drawn = torch.stack([uniform[row, sampled[row]] for _, row in new]).to(policy.device)
+                drawn = torch.tensor([rows[row].draws[rows[row].sampled] for _, row in new]).to(policy.device)
                 tokens, logprobs = choose(policy.logits(scheduler.hidden[at]), drawn, temperature)
                 for (_, row), token, logprob in zip(new, tokens.tolist(), logprobs.tolist(), strict=True):
                     one = rows[row]
@@ -183,19 +207,19 @@ def hold(
                     one.tokens.append(token)
                     one.logprob.append(logprob)
                     one.own.append(True)
-                    sampled[row] += 1
+                    one.sampled += 1
                     turn = one.tokens[one.begun :]
                     stopped = token in policy.stop_ids or bool(
                         task.stop and constraints.stops_at(policy, turn, task.stop)
                     )
-                    if stopped or len(turn) == max_new_tokens:
+                    if stopped or len(turn) >= one.room(policy.context, max_new_tokens) or canceled(one):
                         end = functools.partial(end_turn, policy, one, stopped, max_new_tokens, lock)
                         if stopped and getattr(one.episode, "slow", False):
                             answers[row] = pool.submit(end)
                         else:
                             end()
             read = {row for _, row in active if row not in answers and len(rows[row].tokens) > rows[row].fed + 1}
-            over = [slot for slot, row in active if row not in answers and rows[row].done]
+            over = [slot for slot, row in active if row not in answers and (rows[row].done or rows[row].waiting)]
             longer = [(slot, rows[row]) for slot, row in active if row in read and slot not in over]
             steps = [(slot, rows[row]) for slot, row in active if row not in read and slot not in over]
             if steps:
@@ -208,12 +232,21 @@ def hold(
                 one.fed = len(one.tokens)
             for row in [row for row, answer in answers.items() if answer.done()]:
                 answers.pop(row).result()
-                over += [slot for slot, held in enumerate(scheduler.row.tolist()) if held == row and rows[row].done]
+                left = rows[row].done or rows[row].waiting
+                over += [slot for slot, held in enumerate(scheduler.row.tolist()) if held == row and left]
             if over:
-                finished = scheduler.row[over].tolist()
+                finished = [rows[row] for row in scheduler.row[over].tolist()]
                 scheduler.free(torch.tensor(over))
-                for row in finished:
-                    ended(row)
+                for one in finished:
+                    for following in follow(policy, one, max_new_tokens, lock):
+                        following.draws = following.draws or _draws(one, following, task.turns * max_new_tokens)
+                        following.fed = len(following.tokens)
+                        rows.append(following)
+                        scheduler.add([*following.prompt, *following.tokens])
+                    while one.parent is not None and one.done:
+                        one = one.parent  # noqa: PLW2901: a manager may end with its sub-agent
+                    if one.done:
+                        ended(number[id(one)])
 
 
 def _requests(
@@ -233,11 +266,16 @@ def _requests(
     def hold(row: Dialogue, seed: int) -> None:
         own = torch.Generator().manual_seed(seed)
         while not row.done:
-            prompt = [row.prompt + row.tokens]
-            batch = policy.completer(prompt, 1, max_new_tokens, temperature, own, stop=task.stop)
+            prompt, room = [row.prompt + row.tokens], row.room(policy.context, max_new_tokens)
+            batch = policy.completer(prompt, 1, room, temperature, own, stop=task.stop)
             with lock:
                 _add(row, batch, 0)
             end_turn(policy, row, bool(batch.stopped[0, 0]), max_new_tokens, lock)
+            if row.waiting:
+                new = [one for one in row.members if not one.done]
+                with ThreadPoolExecutor(len(new)) as members:
+                    list(members.map(hold, new, [hash((seed, *one.path)) % 2**63 for one in new]))
+                join(policy, row, max_new_tokens, lock)
 
     with ThreadPoolExecutor(min(REQUESTS, len(rows))) as pool:
         list(pool.map(hold, rows, seeds))
@@ -254,13 +292,19 @@ def _rounds(
 ) -> None:
     """Hold all conversations, which take their turns together."""
     sampler: Completer = policy.completer or functools.partial(generate, policy)
-    prompts, count = [row.prompt for row in rows[::group]], group  # the completions of one prompt share its computation
-    while live := [row for row in rows if not row.done]:
-        batch = sampler(prompts, count, max_new_tokens, temperature, generator, stop=task.stop)
-        for number, row in enumerate(live):
-            _add(row, batch, number)
-            end_turn(policy, row, bool(batch.stopped.flatten()[number]), max_new_tokens)
-        prompts, count = [row.prompt + row.tokens for row in live if not row.done], 1
+    first, live = True, list(rows)
+    while live:
+        following = list[Dialogue]()
+        for room in sorted({row.room(policy.context, max_new_tokens) for row in live}):
+            few = [row for row in live if row.room(policy.context, max_new_tokens) == room]
+            count = group if first and len(few) == len(rows) else 1  # these share the computation of their prompt
+            prompts = [row.prompt + row.tokens for row in few[::count]]
+            batch = sampler(prompts, count, room, temperature, generator, stop=task.stop)
+            for number, row in enumerate(few):
+                _add(row, batch, number)
+                end_turn(policy, row, bool(batch.stopped.flatten()[number]), max_new_tokens)
+                following += follow(policy, row, max_new_tokens) if row.done or row.waiting else [row]
+        first, live = False, following
 
 
 def _add(row: Dialogue, batch: TokenBatch, number: int) -> None:
@@ -269,6 +313,7 @@ def _add(row: Dialogue, batch: TokenBatch, number: int) -> None:
     row.tokens += batch.completion.flatten(0, 1)[number, :length].tolist()
     row.logprob += batch.logprob.flatten(0, 1)[number, :length].tolist()
     row.own += [True] * length
+    row.sampled += length
 
 
 def end_turn(
@@ -278,7 +323,10 @@ def end_turn(
     max_new_tokens: int,
     lock: threading.Lock | None = None,
 ) -> None:
-    """Add the environment's answer to the sampled turn of a conversation, in place. `lock`: of the tokenizer."""
+    """Add the environment's answer to the sampled turn of a conversation, in place. `lock`: of the tokenizer.
+
+    If it begins the conversations of sub-agents, these are its last `members`, and it is `waiting` for them.
+    """
     before = getattr(row.episode, "failed", 0)
     _end_turn(policy, row, stopped, max_new_tokens, lock or threading.Lock())
     now = time.monotonic()
@@ -295,25 +343,106 @@ def _end_turn(policy: LanguageModel, row: Dialogue, stopped: bool, max_new_token
     logprob = sum(row.logprob[row.begun :])
     row.messages.append({"role": "assistant", "content": text, "tokens": len(turn), "logprob": logprob})
     row.turns += 1
+    if in_team(row):
+        cast(TeamEpisode, row.episode).spend(len(turn))
     if not stopped:
         row.cut = True
         return
     reply = row.episode.turn(text)
+    if not reply.members:
+        _answer(policy, row, reply, max_new_tokens, held)
+        return
+    first = len(row.members)
+    for number, episode in enumerate(reply.members, first):
+        opening = episode.messages()
+        with held:
+            prompt = policy.encode([as_data(policy, message) for message in opening])
+        path = (*row.path, number)
+        one = Dialogue(episode, prompt, messages=list(opening), limit=row.limit, path=path, parent=row)
+        one.cut = one.room(policy.context, max_new_tokens) < 1
+        row.members.append(one)
+    row.waiting = sum(not one.done for one in row.members[first:])
+    if not row.waiting:
+        join(policy, row, max_new_tokens, held)
+
+
+def in_team(row: Dialogue) -> bool:
+    """Whether the conversation may have sub-agents."""
+    return callable(getattr(row.episode, "joined", None))
+
+
+def follow(
+    policy: LanguageModel, row: Dialogue, max_new_tokens: int, lock: threading.Lock | None = None
+) -> list[Dialogue]:
+    """The conversations whose turn it is when `row` waits for sub-agents or has ended: these, or who waited for it."""
+    if row.waiting:
+        return [one for one in row.members if not one.done]
+    parent = row.parent
+    if parent is None:
+        return []
+    parent.waiting -= 1
+    if parent.waiting:
+        return []
+    if not parent.done:
+        join(policy, parent, max_new_tokens, lock)
+    return follow(policy, parent, max_new_tokens, lock) if parent.done else [parent]
+
+
+def join(policy: LanguageModel, row: Dialogue, max_new_tokens: int, lock: threading.Lock | None = None) -> None:
+    """Add the answers of the sub-agents to the conversation that waited for them, in place."""
+    row.waiting = 0
+    _answer(policy, row, cast(TeamEpisode, row.episode).joined(), max_new_tokens, lock or threading.Lock())
+
+
+def _answer(policy: LanguageModel, row: Dialogue, reply: Reply, max_new_tokens: int, lock: threading.Lock) -> None:
+    """Add an environment's message, unless it or a limit ends the conversation."""
     if reply.message is None:
         row.over = True
         return
-    with held:
-        after = between(policy, reply.message, turn)
-    most = policy.context - len(row.prompt) - len(row.tokens) - max_new_tokens
-    if row.turns >= row.limit or not after or len(after) > most:
+    with lock:
+        after = between(policy, reply.message, row.tokens[row.begun :])
+    begun = len(row.tokens) + len(after)
+    if row.turns >= row.limit or not after or canceled(row) or len(row.prompt) + begun >= policy.context:
         row.cut = True
         return
     row.logprob += [0.0] * len(after)
     row.own += [False] * len(after)
     row.text += f"\n{reply.message['content']}\n"
     row.messages.append(reply.message)
-    row.begun = len(row.tokens) + len(after)
+    row.begun = begun
+    row.cut = row.room(policy.context, max_new_tokens) < 1  # such as an empty budget
     row.tokens += after  # last: the tokens are read as soon as they stand here
+
+
+def canceled(row: Dialogue) -> bool:
+    """Whether the conversation of a team was canceled."""
+    return bool(getattr(row.episode, "canceled", False))
+
+
+def document(row: Dialogue) -> dict[str, Any]:
+    """A finished conversation with those of its sub-agents, for a trace: messages, sampled tokens, reward by part."""
+    return {
+        "path": list(row.path),
+        "messages": row.messages,
+        "tokens": row.sampled,
+        "read": len(row.prompt) + len(row.tokens) - row.sampled,
+        "ended": row.over,
+        "parts": {**row.episode.parts(), "turns": float(row.turns)},
+        "members": [document(one) for one in row.members],
+    }
+
+
+def transcript(row: Dialogue) -> list[dict[str, Any]]:
+    """The messages of a conversation; one with sub-agents ends with a message of the role "team": their documents."""
+    team = [{"role": "team", "content": "", "members": [document(one) for one in row.members]}] if row.members else []
+    return [*row.messages, *team]
+
+
+def _draws(before: Dialogue, row: Dialogue, count: int) -> list[float]:
+    """The random numbers of a sub-agent, from the last one of who delegated: they do not depend on when."""
+    generator = torch.Generator().manual_seed(hash((before.draws[-1], *row.path)) % 2**63)
+    numbers: list[float] = torch.rand(count, generator=generator).tolist()
+    return numbers
 
 
 def as_data(policy: LanguageModel, message: dict[str, str]) -> dict[str, str]:
@@ -356,4 +485,4 @@ def gather(rows: Sequence[Dialogue], group: int) -> Dialogues:
     names = dict.fromkeys(name for one in measured for name in one)
     parts = {name: [one.get(name, math.nan) for one in measured] for name in names}
     turns = [list(zip(row.failed, row.seconds, strict=True)) for row in rows]
-    return Dialogues(batch, [row.text for row in rows], parts, [row.messages for row in rows], turns)
+    return Dialogues(batch, [row.text for row in rows], parts, [transcript(row) for row in rows], turns, list(rows))

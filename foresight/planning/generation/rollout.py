@@ -285,7 +285,8 @@ def of_dialogues(examples: Sequence[Example], found: dialogue.Dialogues) -> Text
         if name := example.columns.get("task", ""):
             own = measures.setdefault(f"outcome/{name}", torch.full(shape, math.nan))
             own[p] = measures["outcome"][p]
-    rewards = measures["outcome"].clone()
+    rewards = measures.get("reward", measures["outcome"])  # less a cost, where an episode has one
+    rewards = torch.where(rewards.isnan(), measures["outcome"], rewards)
     return TextRollout(list(examples), found.batch, found.texts, rewards, measures, found.transcripts, found.turns)
 
 

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foresight.cli.main import main
+from foresight.envs.tools import tool
+from foresight.planning.generation.server import Server
+from tests import tiny_language
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that delegates, and whose sub-agents answer with what they read."""
+
+    def ask(self: Server, path: str, body: Any = None) -> Any:
+        if body is None:
+            return {"data": [{"id": "m"}]}
+        question, last = body["messages"][0]["content"], body["messages"][-1]["content"]
+        text = json.dumps({"answer": question.rpartition(" ")[2]})
+        if question.startswith("Compare"):
+            calls = tool.write("delegate", goal="Read", budget=200, documents=["a.txt"])
+            text = calls if tool.RESULT not in last else "compared"
+        return {"choices": [{"message": {"content": text}}]}
+
+    monkeypatch.setattr(Server, "_ask", ask)
+
+
+def test_a_team_on_a_server_writes_its_trace(served: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("a heron")
+    out = tmp_path / "team" / "trace.json"
+    options = ["--documents", str(tmp_path / "a.txt"), "--out", str(out), "--budget", "600"]
+    assert main(["team", "http://x/v1", "Compare these.", *options]) == 0
+    trace = json.loads(out.read_text())
+    (member,) = trace["root"]["members"]
+    assert trace["root"]["answer"] == "compared" and member["documents"] == ["a.txt"] and member["answer"]
+    assert trace["tokens"] == trace["root"]["tokens"] + member["tokens"] > 0
+    assert "600 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--budget", "3"], "budget is 3"),
+        (["--depth", "-1"], "depth is -1"),
+        (["--tools", "hammer"], "Unknown tool 'hammer'"),
+        (["--documents", "no.txt"], "Cannot read no.txt"),
+        (["--turns", "0"], "--turns"),
+        ([], "chat template"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["team", tiny_language.folder(), "go", *arguments]) == 2
+    assert words in capsys.readouterr().err
