@@ -64,7 +64,7 @@ TOKEN = 4  # characters that count as a token of a server
 
 @dataclasses.dataclass
 class Team:
-    """What the conversations of one team share. Raises UserError for limits within which nobody can answer.
+    """What the conversations of one team share. Raises UserError for limits without room for an answer.
 
     `budget` is in sampled tokens, `seconds` in seconds of the whole (infinity: no limit). `grade` returns the outcome
     of the manager's answer, in [0, 1]; without it, an answer is 1.

@@ -52,7 +52,7 @@ def team(
         turns: maximum turns of each agent.
         seconds: maximum seconds of the whole; Ctrl-C cancels too, and writes the trace.
         tool_seconds: maximum seconds of a call.
-        writes: let tools that write run: there is nobody to ask.
+        writes: let tools that write run, without asking.
         max_new_tokens: maximum tokens of a turn.
         temperature: sampling temperature; 0 is greedy.
         seed: sampling seed.

@@ -187,7 +187,7 @@ def test_cancellation_ends_all_conversations() -> None:
     assert found["root"]["answer"] is None
 
 
-def test_limits_within_which_nobody_can_answer_are_refused() -> None:
+def test_limits_without_room_for_an_answer_are_refused() -> None:
     with pytest.raises(UserError, match="budget is 3"):
         team.Team("x", budget=3)
     with pytest.raises(UserError, match="depth is -1"):

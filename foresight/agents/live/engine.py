@@ -105,7 +105,7 @@ class Engine:
         """Decode until no request is left, or other weights are waiting and the last turn has ended."""
         model, self._rows = self.model, [first]
         scheduler = ContinuousBatchScheduler(model, [first.prompt], 1, 1, model.context)
-        scheduler.open(self.slots)
+        scheduler.grow(self.slots)
         with model.precision():
             while True:
                 if self._next is None and not self._closed and len(self._rows) < FRESH:

@@ -26,7 +26,7 @@ class ContinuousBatchScheduler:
         self.next = 0  # the first row of the queue
         self.cache = CacheAllocator(model, prompts, count, max_new_tokens, merged=group == 1)
 
-    def open(self, slots: int) -> None:
+    def grow(self, slots: int) -> None:
         """Let rows be added while others are decoded, one for each prompt, in `slots` slots. Call it first.
 
         The room of a slot is then the `max_new_tokens` given, with its prompt.
@@ -36,7 +36,7 @@ class ContinuousBatchScheduler:
         self.cache = CacheAllocator(self.model, prompts, slots, limit - max(map(len, prompts)), merged=True)
 
     def add(self, prompt: Sequence[int]) -> None:
-        """Add a row, after `open`."""
+        """Add a row, after `grow`."""
         self.cache.prompts.append(list(prompt))
         self.total += 1
 

@@ -189,7 +189,7 @@ def hold(
         scheduler = ContinuousBatchScheduler(policy, prompts, group, slots, policy.context - min(map(len, prompts)))
         if team:  # rows are added, each with a prompt of its own
             scheduler = ContinuousBatchScheduler(policy, prompts[:1], 1, 1, policy.context)
-            scheduler.open(slots)
+            scheduler.grow(slots)
             for one in rows[1:]:
                 scheduler.add(one.prompt)
         while scheduler.fill():
