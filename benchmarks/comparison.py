@@ -37,7 +37,7 @@ PICTURE = ROOT / "docs" / "media" / "comparison.png"
 CURVE = 10  # episodes of an evaluation
 DECISIONS = 100  # single decisions that are timed
 REPORT = 100  # env steps between two yields, of algorithms that yield less often
-NOISE = (0.1, 0.3, 1.0)  # standard deviations
+NOISE = (0.3, 1.0, 3.0)  # standard deviations
 CLOSE = 0.02  # returns are called equal within this share of the range from random to best
 
 PLANS, IMAGINES, FREE = "plans", "imagines", "model-free"
@@ -60,7 +60,7 @@ PIXELS = {"num_envs": 8, "images": "nips", "gamma": 0.97, "replay_size": 50_000,
 TASKS = {
     "CartPole-v1": Task(
         (1_000, 2_000, 4_000, 10_000, 50_000),
-        (0.1, 0.5, 1, 2, 4),
+        (0.1, 1, 2, 4, 8),
         {
             "PPO": ("ppo", "CartPole-v1", {}),
             "IMPALA": ("impala", "CartPole-v1", {}),

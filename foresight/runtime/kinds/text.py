@@ -96,7 +96,8 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
         for i, sample in enumerate(samples):
             parts = {name: values[i] for name, values in found.parts.items()}
             sample |= {"parts": parts, "transcript": found.transcripts[i]}
-        others = {name: sum(values) / len(values) for name, values in found.parts.items() if name != "outcome"}
+        measured = {name: [x for x in values if not math.isnan(x)] for name, values in found.parts.items()}
+        others = {name: sum(values) / len(values) for name, values in measured.items() if values and name != "outcome"}
         return dataclasses.replace(Evaluation.of(task.metric, outcomes), samples=samples, extra_metrics=others)
     completions, _, _ = module.act(state, examples, explore=False)
     rewards = [float(reward) for reward in task.grade(examples, completions)]
