@@ -10,9 +10,9 @@ What is kept: the receding horizon, the squared-cosine schedule, prediction of t
 U-Net with FiLM and the causal transformer, min-max scaling, chunks that repeat the first or the last step at the ends
 of an episode, AdamW with warmup and cosine, the averaged weights that act.
 
-Differences: smaller networks; vector observations; no embedding of the observations in the U-Net; the observations are
-tokens of the transformer's sequence instead of a memory that it attends to; after clipping the noise is computed again,
-so that DDIM with η = 1 is DDPM.
+Differences: smaller networks, and an MLP with residual blocks as in IDQL (arXiv:2304.10573) to choose; vector
+observations; no embedding of the observations in the U-Net; the observations are tokens of the transformer's sequence
+instead of a memory that it attends to; after clipping the noise is computed again, so that DDIM with η = 1 is DDPM.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.imitation import MinMax
-from foresight.nets.sequence.denoisers import DenoisingTransformer, UNet1D
+from foresight.nets.sequence.denoisers import DenoisingMLP, DenoisingTransformer, UNet1D
 from foresight.ops import schedules
 from foresight.ops.generative import diffusion
 from foresight.training import offline, optim
@@ -41,6 +41,7 @@ from foresight.training import offline, optim
 KIND = "control"
 UNIT = "updates"
 METRICS = ("loss",)
+DENOISERS = ("unet", "transformer", "mlp")
 REPORT = 50  # updates between two yields
 
 
@@ -54,15 +55,15 @@ class Config:
     obs_steps: int = 2  # observations T_o that are read; the paper's
     horizon: int = 16  # actions T_p that are predicted, the first one at the oldest observation; the paper's
     action_steps: int = 8  # of them that are taken, T_a; the paper's
-    denoiser: str = "unet"  # or "transformer"
+    denoiser: str = "unet"  # "transformer", or "mlp": of the three the most samples a second
     widths: tuple[int, ...] = (64, 128)  # channels of the U-Net; (256, 512, 1024) in the paper
     kernel: int = 5  # steps that a convolution reads; the paper's
     groups: int = 8  # of channels that are normalized together; the paper's
     embedding: int = 64  # of the noise level, in the U-Net; 256 in the paper
-    dim: int = 64  # width of the transformer; 256 in the paper
-    layers: int = 3  # of the transformer; 8 in the paper
+    dim: int = 64  # width of the transformer or of the MLP; 256 in the paper
+    layers: int = 3  # of the transformer, 8 in the paper; or of the MLP, 3 in IDQL
     heads: int = 4  # of the transformer; the paper's
-    dropout: float = 0.01  # of the transformer; the paper's
+    dropout: float = 0.01  # of the transformer and of the MLP; the paper's
     diffusion_steps: int = 100  # noise levels K; the paper's
     denoising_steps: int = 10  # levels that are visited to act; 100 in the paper's simulations, 10 on its robot
     eta: float = 0.0  # randomness of denoising: 0 is DDIM, 1 is DDPM
@@ -85,15 +86,17 @@ class Policy(nn.Module):
             raise UserError(
                 f"A diffusion policy acts in a Box with one dim, not {spaces.action}. Imitate with: behavior_cloning"
             )
-        if config.denoiser not in ("unet", "transformer"):
-            raise errors.unknown("denoiser", config.denoiser, ("unet", "transformer"))
+        if config.denoiser not in DENOISERS:
+            raise errors.unknown("denoiser", config.denoiser, DENOISERS)
         self.spaces, width = spaces, spaces.action.shape[0]
         self.vector = encoders.vectorizer(spaces.obs)
         self.inputs, self.actions = MinMax(self.vector.size), MinMax(width)
-        self.net: UNet1D | DenoisingTransformer
+        self.net: UNet1D | DenoisingTransformer | DenoisingMLP
+        size = config.obs_steps * self.vector.size
         if config.denoiser == "unet":
-            size = config.obs_steps * self.vector.size
             self.net = UNet1D(width, size, config.widths, config.kernel, config.groups, config.embedding)
+        elif config.denoiser == "mlp":
+            self.net = DenoisingMLP(config.horizon * width, size, config.dim, config.layers, config.dropout)
         else:
             steps = config.obs_steps + config.horizon
             self.net = DenoisingTransformer(

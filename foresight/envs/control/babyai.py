@@ -34,6 +34,7 @@ PARAPHRASES = {
     "pick up": ("take", "grab", "lift", "collect"),
 }
 FLOOR = np.array([70, 45, 20], np.uint8)  # the color of a recolored floor, which is black
+DRAWS = 1_000  # at most so many rooms are drawn for one that fits; one in ten does
 MOVE_AT = 3  # actions of an episode after which the object is moved
 CHANGES = 3  # MiniGrid's actions from this one on may change cells: pick up, drop, toggle
 VIEW = 7  # cells a side that an agent sees
@@ -46,7 +47,7 @@ class Options:
     """What a user may choose."""
 
     camera: int  # pixels per cell of the agent's 7 × 7 cells
-    pairs: str = "all"  # of color and kind in the missions: "train" (14), "held_out" (4) or "all" (18)
+    pairs: str = "all"  # of color and kind: "train" (14, in rooms without the others), missions of "held_out" (4), "all"
     floor: bool = False  # another color of the floor
     noise: float = 0.0  # deviation of normal noise on each pixel, of 255
     paraphrase: bool = False  # verbs that the level's own missions do not have
@@ -173,7 +174,7 @@ class Instructed:
         level = self._levels[i]
         with contextlib.redirect_stdout(None):  # minigrid prints what it draws again
             level.reset(seed=int(np.random.SeedSequence(key).generate_state(1)[0]))
-            for _ in range(100):
+            for _ in range(DRAWS):
                 if self._accepted(level):
                     break
                 level.reset()
@@ -187,7 +188,9 @@ class Instructed:
         found = MISSION.fullmatch(level.mission)
         if found is None:
             return False
-        return self.options.pairs == "all" or (found["pair"] in HELD_OUT) == (self.options.pairs == "held_out")
+        if self.options.pairs == "train":  # an object that lies there and is never asked for teaches to avoid it
+            return not any(thing is not None and f"{thing.color} {thing.type}" in HELD_OUT for thing in level.grid.grid)
+        return self.options.pairs == "all" or found["pair"] in HELD_OUT
 
     def _show(self, rows: list[int] | None = None, others: Tree = None) -> dict[str, Tensor]:
         """The observations; with `rows` only theirs are new, the rest are `others`."""

@@ -139,6 +139,36 @@ class DenoisingTransformer(nn.Module):
         return y
 
 
+class DenoisingMLP(nn.Module):
+    """Residual blocks over the whole sequence as one vector, after IDQL (Hansen-Estruch et al. 2023, arXiv:2304.10573).
+
+    The cheapest one per sample, as it has no computation per time step.
+    """
+
+    multiple = 1
+
+    def __init__(self, size: int, condition: int, dim: int, layers: int, dropout: float) -> None:
+        """`size`: numbers of a sequence of actions, T A; `condition`: those of the observations."""
+        super().__init__()
+        self.level = LevelEmbedding(dim)
+        self.embed = nn.Linear(size + condition + dim, dim)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Dropout(dropout), nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.Mish(), nn.Linear(4 * dim, dim)
+            )
+            for _ in range(layers)
+        )
+        self.head = nn.Sequential(nn.Mish(), nn.Linear(dim, size))
+
+    def forward(self, actions: Tensor, level: Tensor, condition: Tensor) -> Tensor:
+        """The noise `[B, T, A]` in `actions` `[B, T, A]` at levels `[B]`, given observations `[B, T_o, D]`."""
+        x = self.embed(torch.cat([actions.flatten(1), condition.flatten(1), self.level(level)], -1))
+        for block in self.blocks:
+            x = x + block(x)
+        y: Tensor = self.head(x)
+        return y.view_as(actions)
+
+
 def _convolution(inputs: int, outputs: int, kernel: int, groups: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv1d(inputs, outputs, kernel, padding=kernel // 2), nn.GroupNorm(groups, outputs), nn.Mish()

@@ -53,7 +53,9 @@ class Shape:
 
 
 class Words(nn.Module):
-    """Instructions as UTF-8 bytes `[N, L]`, padded with zeros, to word vectors `[N, words, dim]` and their mask.
+    """Instructions as UTF-8 bytes `[N, L]`, padded with zeros, to word vectors `[N, W, dim]` and their mask.
+
+    W is the number of words of the longest one, at most `words`.
 
     A word is a row of a table of 1,021, by a hash of its bytes; words that the data do not have share one row.
     """
@@ -70,12 +72,13 @@ class Words(nn.Module):
         self.register_buffer("powers", torch.tensor([pow(BASE, i, PRIME) for i in range(64)]), persistent=False)
 
     def ids(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """The numbers of the words `[N, words]` and where there are words. Raises UserError for too many."""
+        """The numbers of the words `[N, W]` and where there are words. Raises UserError for too many."""
         letter = (text != 0) & (text != ord(" "))
         begins = letter & ~F.pad(letter[:, :-1], (1, 0))
         index = begins.long().cumsum(1) - 1  # of the word of each letter
         count = index[:, -1] + 1
-        if len(count) and (longest := int(count.max())) > self.words:
+        longest = int(count.max()) if len(count) else 0
+        if longest > self.words:
             instruction = bytes(text[count.argmax()].tolist()).rstrip(b"\0").decode(errors="replace")
             raise UserError(
                 f"The instruction '{instruction}' has {longest} words, but the context of the policy is {self.words}. "
@@ -84,8 +87,8 @@ class Words(nn.Module):
         at = torch.arange(text.shape[1], device=text.device)
         within = at - torch.where(begins, at, 0).cummax(1).values
         terms = torch.where(letter, text.long() * self.powers[within.clamp(max=63)], 0)
-        hashes = terms.new_zeros(len(text), self.words).scatter_add_(1, index.clamp(min=0), terms) % PRIME
-        return hashes, torch.arange(self.words, device=text.device) < count[:, None]
+        hashes = terms.new_zeros(len(text), max(longest, 1)).scatter_add_(1, index.clamp(min=0), terms) % PRIME
+        return hashes, torch.arange(hashes.shape[1], device=text.device) < count[:, None]
 
     def fit(self, text: Tensor) -> None:
         """Know the words of the instructions `text` `[S, L]`."""
@@ -93,12 +96,12 @@ class Words(nn.Module):
         self.known[hashes[real]] = True
 
     def forward(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors `[N, words, dim]` and their mask `[N, words]` (bool)."""
+        """Vectors `[N, W, dim]` and their mask `[N, W]` (bool)."""
         hashes, real = self.ids(text)
         rows = torch.where(self.known[hashes], hashes, PRIME)
         if self.training:  # the row of unknown words is trained on words that are hidden
             rows = torch.where(torch.rand_like(rows, dtype=torch.float32) < 0.05, PRIME, rows)
-        return (self.table(rows) + self.position) * real.unsqueeze(-1), real
+        return (self.table(rows) + self.position[: rows.shape[1]]) * real.unsqueeze(-1), real
 
 
 class Eye(nn.Module):

@@ -95,8 +95,8 @@ def reproduce(
             report(f"  seeds {', '.join(map(str, kept)) or 'none'} kept")
             if set(planned(row, quick, seeds)) <= set(kept):
                 continue
-        if row.needs:
-            prepare(row.needs.format(runs=shlex.quote(str(runs))), report)
+        for needed in row.needs:
+            prepare(needed.format(runs=shlex.quote(str(runs))), report)
         if isinstance(row, Trained):
             written.append(trained(row, results, runs, command, quick, report, seeds, kept))
         elif row.is_command:
@@ -137,7 +137,7 @@ def _skip_reason(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str
     if isinstance(row, Experiment) and row.is_command and elsewhere:
         return row.run
     if quick and (row.after or row.needs):
-        return row.needs or f"it comes after {', '.join(row.after)}"
+        return " && ".join(row.needs) or f"it comes after {', '.join(row.after)}"
     return ""
 
 
@@ -211,8 +211,7 @@ def trained(
         if what.env:
             fields["env"] = what.env
         inputs = [runs / f"{row}-{seed}" / "summary.json" for row in what.after]
-        if what.needs:
-            inputs.append(made_by(what.needs.format(runs=shlex.quote(str(runs)))))
+        inputs += [made_by(needed.format(runs=shlex.quote(str(runs)))) for needed in what.needs]
         if newer := _made_since(out, inputs):
             print(f"{out} is older than its input {newer}: moved to {_move_aside(out)}", file=sys.stderr)
         summary = one(

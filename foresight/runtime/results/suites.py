@@ -35,7 +35,7 @@ class Experiment:
     run: str = ""  # "module:function" (see sutton_barto.py), a command to run in the checkout; "": no code does it yet
     result: str = ""  # the stem of the JSON; of a function: its name
     figures: tuple[Figure, ...] = ()
-    needs: str = ""  # a command that makes its input, see `made_by`; {runs} is the folder of the runs
+    needs: tuple[str, ...] = ()  # commands that make its input, see `made_by`; {runs} is the folder of the runs
     after: tuple[str, ...] = ()  # rows that must exist first
 
     @property
@@ -57,7 +57,7 @@ class Trained:
     minutes: float | None = None  # limit per seed
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the Config, env_options; {runs}, {seed}
     target: str | None = None  # see `met`
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     env: str = ""  # default: the preset's
 
@@ -150,7 +150,9 @@ def made_by(command: str) -> Path:
 def _entries(path: Path, name: str, kind: str, make: Any, entries: list[dict[str, Any]] | None) -> Iterator[Any]:
     for entry in entries or ():
         try:
-            yield make({**entry, "after": tuple(entry.get("after") or ())})
+            needs = entry.get("needs") or ()
+            commands = (needs,) if isinstance(needs, str) else tuple(needs)
+            yield make({**entry, "after": tuple(entry.get("after") or ()), "needs": commands})
         except (TypeError, ValueError) as error:
             raise UserError(f"{path.name}: {kind} of '{name}' is wrong: {error}.") from error
 

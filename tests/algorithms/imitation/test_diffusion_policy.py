@@ -31,7 +31,7 @@ def data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp, "REPORT", 2)
 
 
-@pytest.mark.parametrize("denoiser", ["unet", "transformer"])
+@pytest.mark.parametrize("denoiser", dp.DENOISERS)
 @sabotaged_by("tests.algorithms.states.restored",
               *[forgets(name) for name in ("policy", "average", "optimizer", "sampler")])  # fmt: skip
 def test_a_resumed_run_is_the_uninterrupted_one(denoiser: str) -> None:
@@ -163,7 +163,7 @@ def test_mistakes_are_named() -> None:
         ({"widths": (6,)}, "widths must be multiples of groups, 4"),
         ({"kernel": 4}, "kernel must be odd"),
         ({"denoising_steps": 11}, "denoising_steps must be between 1 and 10, not 11"),
-        ({"denoiser": "mlp"}, "Unknown denoiser 'mlp'"),
+        ({"denoiser": "mpl"}, "Did you mean 'mlp'"),
         ({"horizon": 8}, "horizon 8 is longer than every episode of the data: the longest has 6 steps"),
     ):
         with pytest.raises(UserError, match=message):

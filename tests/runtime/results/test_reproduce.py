@@ -56,9 +56,9 @@ def test_every_suite_names_what_exists() -> None:
             assert run.seeds >= 1
             fields = set(field_types(catalog.config_class(run.algorithm)))
             assert set(run.options) <= fields | {"env_options"}
-            if run.needs:  # what it makes is what the preset reads
+            for needed in run.needs:  # what it makes is what the preset reads
                 data = catalog.presets(run.algorithm)[run.preset]["data"]
-                assert str(suites.made_by(run.needs)) in ([data] if isinstance(data, str) else data)
+                assert str(suites.made_by(needed)) in ([data] if isinstance(data, str) else data)
 
 
 def test_mistakes_are_reported(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
     runs = (
         suites.Trained("ppo", "a", "first"),
         suites.Trained("ppo", "a", "second", after=("first",), options={"learning_rate": 1.0}),
-        suites.Trained("ppo", "a", "third", needs=needs),
+        suites.Trained("ppo", "a", "third", needs=(needs,)),
     )
     suite = suites.Suite("small", "t", (suites.Experiment("", "later"),), runs)
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suite})
@@ -183,7 +183,7 @@ def test_a_run_that_is_older_than_its_data_is_kept_aside(tmp_path: Path, capsys:
     data, first = tmp_path / "data.jsonl", tmp_path / "runs" / "first-0" / "summary.json"
     what = suites.Trained(
         "sarsa", "CliffWalking-v1", "second", seeds=1, steps=40, episodes=2, after=("first",),
-        needs=f"foresight brew --out {data}",
+        needs=(f"foresight brew --out {data}",),
     )  # fmt: skip
     first.parent.mkdir(parents=True)
 
