@@ -47,7 +47,7 @@ class Options:
     """What a user may choose."""
 
     camera: int  # pixels per cell of the agent's 7 × 7 cells
-    pairs: str = "all"  # of color and kind: "train" (14, in rooms without the others), missions of "held_out" (4), "all"
+    pairs: str = "all"  # of color and kind: "train" (14; rooms have no others), missions of "held_out" (4), or "all"
     floor: bool = False  # another color of the floor
     noise: float = 0.0  # deviation of normal noise on each pixel, of 255
     paraphrase: bool = False  # verbs that the level's own missions do not have
