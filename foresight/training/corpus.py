@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from foresight.envs.text.dataset import dataset
 from foresight.envs.text.task import Example, Prompt, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.scorer import completing
 from foresight.nets.language.tokenizer import apply_chat_template
 
 Answer = str | dict[str, Any]  # a text, or a message of the assistant, which may call tools
@@ -262,12 +264,11 @@ def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example])
     labels = torch.zeros(ends.shape)
     for p, row in enumerate(rows):
         ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
-        written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]  # characters after each token
         first = str(row.columns["completions"][0])
         leading = len(first) - len(first.lstrip())  # a template may strip it, and may add text before the step
-        target = max(policy.decode(ids).find(first.strip()), 0) - leading - 1
-        for step, right in zip(row.columns["completions"], row.columns["labels"], strict=True):
-            target += len(step) + 1
-            end = next((t for t, count in enumerate(written) if count >= target), len(ids) - 1)
+        before = max(policy.decode(ids).find(first.strip()), 0) - leading - 1
+        written = itertools.accumulate((len(step) + 1 for step in row.columns["completions"]), initial=before)
+        places = completing(policy, ids, list(written)[1:])
+        for end, right in zip(places, row.columns["labels"], strict=True):
             ends[p, end], labels[p, end] = True, float(right)
     return ends, labels

@@ -195,6 +195,7 @@ def train(
     """Train on pairs or answers, epoch after epoch; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "reward_model"))
+    state.scorer.of_steps = "chosen" not in rows.examples[0].columns
     while state.step < config.steps:
         chosen = rows.draw(config.batch_size, state.step, config.seed)
         metrics = update(state, rows.batch(chosen), [rows.examples[i] for i in chosen])

@@ -49,6 +49,14 @@ def draw(domain: Domain, stems: list[str], rng: np.random.Generator, nameless: b
     return Names("domain0" if nameless else word(), words, new)
 
 
+def turned(domain: Domain) -> Domain:
+    """A variant of the domain: the parameters of each action in the opposite order."""
+    actions = {
+        name: dataclasses.replace(action, parameters=action.parameters[::-1]) for name, action in domain.actions.items()
+    }
+    return dataclasses.replace(domain, actions=actions, text="")
+
+
 def stems(problem: Problem) -> list[str]:
     """The stems of the objects' names, sorted."""
     return sorted({_stem(name) for name in problem.objects})

@@ -2,20 +2,19 @@
 
 The solver is exact and rational: 3 3 8 8 makes 24 as 8/(3-8/3). The tasks write two kinds of text to train on, over
 integers from 1 to 99: the steps of a solution alone, or a depth-first search with its dead ends before them (Stream of
-Search, Gandhi et al. 2024, arXiv:2404.03683). A search of 2, 3 and 7 for 19 is written as
+Search, Gandhi et al. 2024, arXiv:2404.03683). A search of 2, 7 and 3 for 19 is written as
 
-    2*7=14|3,14?19  an operation, the numbers left and the target
-    3+14=17?19      of the last two numbers: it is not
-    3*14=42?19
-    14-3=11?19
-    <2,3,7?19       back to these numbers
-    3*7=21|2,21?19
-    2+21=23?19
-    2*21=42?19
-    21-2=19?19
-    !3*7=21,21-2=19     the steps of the solution
+    7+2=9|9,3+12*27-6/3     an operation, the numbers left, and each result of the last two: none is 19
+    7*2=14|14,3+17*42-11    the next operation: a line is also the return to the numbers given
+    7-2=5|5,3+8*15-2
+    3+2=5|7,5+12*35-2
+    3*2=6|7,6+13*42-1
+    3-2=1|7,1+8*7-6/7
+    7+3=10|10,2+12*20-8/5
+    7*3=21|21,2+23*42-19    here it is
+    !7*3=21,21-2=19         the steps of the solution
 
-The target stands in every line, as in that paper: next to a result, a small model sees whether they are equal.
+With four numbers, "<" and the numbers that the search returns to stand after each first operation that fails.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from foresight.errors import UserError
 
 LIMIT = 99  # larger results are not tried over positive integers
 ANSWER = "!"  # before the steps of the answer
-GOAL = "?"  # before the target, in the lines of a search
 BACK = "<"  # before the numbers that a search returns to
 TRACES = ("steps", "search", "none")
 State = tuple[int, ...]  # the numbers left, sorted
@@ -136,31 +134,49 @@ def solutions(state: State) -> dict[int, list[tuple[str, ...]]]:
     return found
 
 
+def moves(state: State) -> list[tuple[str, State]]:
+    """As `children`, the larger number of a pair first: `("8-7=1", the numbers left, in their order)`."""
+    found: dict[str, State] = {}
+    for i, j in itertools.combinations(range(len(state)), 2):
+        large, small = max(state[i], state[j]), min(state[i], state[j])
+        rest = tuple(number for k, number in enumerate(state) if k not in (i, j))
+        results = {"+": large + small, "*": large * small}
+        if large > small:
+            results["-"] = large - small
+        if large % small == 0:
+            results["/"] = large // small
+        for operation, result in results.items():
+            if result <= LIMIT:
+                found[f"{large}{operation}{small}={result}"] = (result, *rest)
+    return list(found.items())
+
+
 HEURISTICS: dict[str, Callable[[State, int], int]] = {  # of a search, lower first: how far the numbers left are
+    "none": lambda state, target: 0,  # the order of `moves`
     "sum": lambda state, target: abs(sum(state) - target),
     "nearest": lambda state, target: min(abs(sum(state) - target), abs(math.prod(state) - target)),
-    "none": lambda state, target: 0,  # the order in which `children` lists them
 }
 MIXED = ("sum", "nearest")  # the paper's: each search has one of them
 
 
-def search(state: State, target: int, heuristic: str = "sum") -> tuple[list[str], tuple[str, ...] | None]:
-    """The lines of a depth-first search, best first, and the steps of what it found, or None."""
+def search(state: State, target: int, heuristic: str = "none") -> tuple[list[str], tuple[str, ...] | None]:
+    """The lines of a depth-first search from 3 or 4 numbers, best first, and the steps of what it found, or None."""
     lines = list[str]()
-    order = children(state)
-    if len(state) == 2:
-        for step, left in order:
-            lines.append(f"{step}{GOAL}{target}")
-            if left == (target,):
-                return lines, (step,)
-        return lines, None
-    for step, left in sorted(order, key=lambda child: HEURISTICS[heuristic](child[1], target)):
-        lines.append(f"{step}|{_listed(left)}{GOAL}{target}")
+    for step, left in sorted(moves(state), key=lambda move: HEURISTICS[heuristic](move[1], target)):
+        if len(left) == 2:
+            pair = tuple(sorted(left, reverse=True))
+            line = f"{step}|{_listed(pair)}"
+            for last, (result,) in moves(pair):
+                line += last[len(str(pair[0]))] + str(result)
+                if result == target:
+                    return [*lines, line], (step, last)
+            lines.append(line)
+            continue
         below, found = search(left, target, heuristic)
-        lines += below
+        lines += [f"{step}|{_listed(left)}", *below]
         if found is not None:
             return lines, (step, *found)
-        lines.append(f"{BACK}{_listed(state)}{GOAL}{target}")
+        lines.append(BACK + _listed(state))
     return lines, None
 
 
@@ -238,7 +254,7 @@ def _problem(
     answer = ANSWER + ",".join(steps)
     columns: dict[str, Any] = {"numbers": list(state), "target": target, "difficulty": -len(paths)}
     if traces == "search":
-        lines, found = search(state, target, draw.choice(heuristics))
+        lines, found = search(tuple(shuffled), target, draw.choice(heuristics))
         assert found is not None  # the target is in reach, and the search is exhaustive
         columns["completion"] = "\n".join([*lines, ANSWER + ",".join(found)])
     elif traces == "steps":

@@ -7,13 +7,13 @@ plans. The protocol is that of Silver et al. (2024, arXiv 2305.11014), in one an
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from foresight.envs.pddl import domains, programs, renaming
-from foresight.envs.pddl.task import Problem, write_domain
+from foresight.envs.pddl.task import Domain, Problem, write_domain
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError, unknown
 
@@ -28,12 +28,14 @@ def planners(
     problems: int = 3,
     tests: int = 30,
     nameless: bool = False,
+    turned: bool = False,
     seed: int = 0,
 ) -> TextTask:
     """`size` renamings of the domains `planning` to train on and `held_out` others, in turn over the domains.
 
     In training an answer earns the share of `problems` training problems that it solves; a held-out answer earns 1 if
     it solves all `tests` evaluation problems, else 0. `nameless`: held-out names have no meaning, such as `predicate3`.
+    `turned`: held-out domains are a variant, with the parameters of each action in the opposite order.
     Raises UserError for an unknown domain and sizes below 1.
     """
     names = planning.split(",")
@@ -51,8 +53,9 @@ def planners(
             "renaming": seed + i + SEEDS * held,
             "held": held,
             "nameless": held and nameless,
+            "turned": held and turned,
         }
-        return Example(prompt(name, columns["renaming"], bool(columns["nameless"])), None, columns)
+        return Example(f"{write_domain(_domain(columns))}\n{ASK}", None, columns)
 
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         return [reward(one, completion, problems, tests) for one, completion in zip(examples, completions, strict=True)]
@@ -61,28 +64,25 @@ def planners(
     return TextTask("planners", train, [example(i, True) for i in range(held_out)], grade)
 
 
-def prompt(name: str, renaming_seed: int, nameless: bool = False) -> str:
-    """The renamed domain as PDDL, and the request."""
-    names = _names(name, renaming_seed, nameless)
-    return f"{write_domain(renaming.rename_domain(domains.domain(name), names))}\n{ASK}"
-
-
 def demonstration(example: Example) -> str:
     """The hand-written planner in the names of the example."""
     columns = example.columns
-    names = _names(columns["planning"], columns["renaming"], columns["nameless"])
-    return renaming.rename_program(programs.plain(programs.written(columns["planning"])), names)
+    return renaming.rename_program(programs.plain(programs.written(columns["planning"])), _names(columns))
 
 
 def reward(example: Example, completion: str, problems: int, tests: int) -> float:
     """The share of training problems solved, or of a held-out renaming whether all evaluation problems are."""
-    columns = example.columns
-    name, held = columns["planning"], columns["held"]
-    names = _names(name, columns["renaming"], columns["nameless"])
-    found = [renaming.rename(one, names) for one in _problems(name, tests if held else problems, held)]
+    held = bool(example.columns["held"])
+    found = renamed(example, tests if held else problems, held)
     source = completion.strip().removeprefix("```python").removesuffix("```")
     solved = [one.solved for one in programs.solve(source, found, 5.0)] if "get_plan" in source else [False]
     return float(all(solved)) if held else sum(solved) / len(solved)
+
+
+def renamed(example: Example, count: int, held: bool) -> list[Problem]:
+    """Training problems or, if `held`, evaluation problems of a domain in the names of the example."""
+    columns, domain = example.columns, _domain(example.columns)
+    return [renaming.rename(one, _names(columns), domain) for one in _problems(columns["planning"], count, held)]
 
 
 @functools.cache
@@ -91,7 +91,16 @@ def _problems(name: str, count: int, held: bool) -> tuple[Problem, ...]:
     return tuple(domains.tasks(name, count, seed, ranges))
 
 
+def _domain(columns: Mapping[str, Any]) -> Domain:
+    made = renaming.rename_domain(domains.domain(columns["planning"]), _names(columns))
+    return renaming.turned(made) if columns["turned"] else made
+
+
+def _names(columns: Mapping[str, Any]) -> renaming.Names:
+    return _drawn(columns["planning"], columns["renaming"], columns["nameless"])
+
+
 @functools.lru_cache(100_000)
-def _names(name: str, seed: int, nameless: bool) -> renaming.Names:
+def _drawn(name: str, seed: int, nameless: bool) -> renaming.Names:
     stems = renaming.stems(domains.of_size(name, 3))
     return renaming.draw(domains.domain(name), stems, np.random.default_rng([seed, 11]), nameless)

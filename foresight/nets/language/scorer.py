@@ -1,6 +1,8 @@
-"""A language model with a scalar head: a critic of every token, or a reward model of whole answers."""
+"""A language model with a scalar head: a critic of every token, or a reward model of whole answers or of steps."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,15 @@ class Scorer(nn.Module):
     def head(self) -> nn.Linear:
         """The linear map from the hidden state to the scalar."""
         return self.trunk.module.score
+
+    @property
+    def of_steps(self) -> bool:
+        """Whether it was trained on labeled steps, and not on whole answers; saved with the model."""
+        return bool(getattr(self.trunk.module.config, "scores_steps", False))
+
+    @of_steps.setter
+    def of_steps(self, value: bool) -> None:
+        self.trunk.module.config.scores_steps = value
 
     def reset(self, std: float, generator: torch.Generator | None = None) -> None:
         """Reinitialize the head from a normal distribution; `std` 0 makes every score 0."""
@@ -45,3 +56,9 @@ class Scorer(nn.Module):
             outputs = hidden.float() @ self.head.weight[0]
         mask = batch.mask.to(outputs.device)
         return torch.zeros(mask.shape, device=outputs.device).masked_scatter(mask, outputs)
+
+
+def completing(policy: LanguageModel, ids: Sequence[int], characters: Sequence[int]) -> list[int]:
+    """The place of the token after which the text of `ids` first has each number of `characters`; else the last."""
+    written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]
+    return [next((t for t, count in enumerate(written) if count >= end), len(ids) - 1) for end in characters]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
 
+from foresight import errors
 from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import mtp
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.mtp import MultiTokenHeads
-from foresight.nets.language.scorer import Scorer
+from foresight.nets.language.scorer import Scorer, completing
+from foresight.planning.reasoning.beam import AGGREGATES
 from foresight.planning.reasoning.mind import Verifier
 
 BATCH = 64  # texts scored at once
@@ -28,19 +31,40 @@ def exact(task: TextTask) -> Verifier:
     return task.verifier
 
 
-def reward_model(scorer: Scorer) -> Verifier:
-    """σ of a reward model's score at the last token: of a whole answer, or of a step if it was trained on steps."""
+def reward_model(scorer: Scorer, aggregate: str = "min") -> Verifier:
+    """σ of a reward model's scores, read where it was trained.
+
+    Of a model of whole answers: at the end token, which is put after the text. Of a model of steps, which are lines: at
+    the last token of each, the least of them, their product or the last (`aggregate`; Lightman et al. 2023 use the
+    product); 0.5 before the first. A line break after a step is no part of it.
+    """
+    if aggregate not in AGGREGATES:
+        raise errors.unknown("aggregate", aggregate, AGGREGATES)
+    steps = scorer.of_steps
 
     def verify(examples: Sequence[Example], texts: Sequence[str]) -> list[float]:
         found = list[float]()
         for start in range(0, len(texts), BATCH):
             few = slice(start, start + BATCH)
-            batch = _batch(scorer.trunk, examples[few], texts[few])
+            batch = _batch(scorer.trunk, examples[few], texts[few], () if steps else scorer.trunk.stop_ids[:1])
             with torch.no_grad():
-                found += scorer.scores(batch)[:, 0].sigmoid().tolist()
+                scores = scorer.steps(batch)[:, 0].sigmoid()
+            for row, ids, length, text in zip(
+                scores, batch.completion[:, 0], batch.length[:, 0], texts[few], strict=True
+            ):
+                if not steps:
+                    found.append(row[int(length) - 1].item())
+                    continue
+                places = completing(scorer.trunk, ids[: int(length)].tolist(), ends(text))
+                found.append(AGGREGATES[aggregate](row[places].tolist()) if places else 0.5)
         return found
 
     return verify
+
+
+def ends(text: str) -> list[int]:
+    """The number of characters up to the end of each line that is not empty."""
+    return [match.end() for match in re.finditer(r"[^\n]+", text) if match[0].strip()]
 
 
 def critic(policy: LanguageModel, heads: MultiTokenHeads) -> Verifier:

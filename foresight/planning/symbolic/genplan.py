@@ -64,10 +64,12 @@ def write(
     seconds: float = programs.SECONDS,
     thoughts: bool = True,
     report: Callable[[str], object] = lambda text: None,
+    request: str = "",
 ) -> Written:
     """Let `chat` write a planner from `prompts`, repair it on `training`, and evaluate it.
 
-    `thoughts` False leaves out summary and strategy. Raises UserError without problems or for negative `rounds`.
+    `thoughts` False leaves out summary and strategy. A model that was trained on requests of its own gets `request`
+    instead of the protocol's messages. Raises UserError without problems or for negative `rounds`.
     """
     if rounds < 0 or not prompts or not training:
         raise UserError(f"A planner needs prompts, training problems and rounds of at least 0, not {rounds}.")
@@ -80,11 +82,11 @@ def write(
         return answer
 
     shown = introduction(prompts)
-    if thoughts:
+    if thoughts and not request:
         ask(f"{shown}\n{SUMMARY}")
         ask(STRATEGY)
     program, faults = "", []
-    answer = ask(instruction(prompts[0], "" if thoughts else shown))
+    answer = ask(request or instruction(prompts[0], "" if thoughts else shown))
     for number in range(rounds + 1):
         program, missing = extended(program, answer)
         problem, fault = first_fault(program, training, seconds) if not missing else (training[0], missing)

@@ -14,6 +14,7 @@ from foresight.envs.text.make import make
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.scripted import Scripted
 from foresight.planning.reasoning import graph_of_thoughts as graphs
 from foresight.planning.reasoning import methods, sorting, verifiers
@@ -81,7 +82,7 @@ def countdown_models(quick: bool, picture: Path) -> Values:
         "grpo-countdown-steps",
         "grpo-countdown-search",
     ):
-        solved[name] = [_greedy(_export(name, seed), task, 300) for seed in seeds]
+        solved[name] = [_greedy(_policy(name, seed), task, 220) for seed in seeds]
     accuracy = {name: statistics.fmean(map(statistics.fmean, rows)) for name, rows in solved.items()}
     new = [
         sum(b > a for a, b in zip(old, after, strict=True)) / max(1, old.count(0.0))
@@ -101,7 +102,7 @@ def countdown_models(quick: bool, picture: Path) -> Values:
 def query_time_countdown(quick: bool, picture: Path) -> Values:
     """All methods on the model of solutions alone, with the exact verifier, at equal budgets."""
     task = make("countdown", **_env("pretrain", "countdown-steps"))
-    policy = pretrained.load(_export("pretrain-countdown-steps", 0))
+    policy = _policy("pretrain-countdown-steps")
     document = _query_time(task, policy, verifiers.exact(task), picture, 16, 1024)
     return {"what": "query-time methods on Countdown, exact verifier", **document}
 
@@ -109,16 +110,15 @@ def query_time_countdown(quick: bool, picture: Path) -> Values:
 def query_time_sums(quick: bool, picture: Path) -> Values:
     """All methods on chains of sums, with the process reward model, at equal budgets."""
     task = make("chains", **_env("pretrain", "chains-sums"))
-    policy = pretrained.load(_export("pretrain-chains-sums", 0))
-    scorer = pretrained.load_scorer(_export("reward_model-chains-steps", 0), trained=True)
-    document = _query_time(task, policy, verifiers.reward_model(scorer), picture, 48, 3072)
+    policy, verify = _policy("pretrain-chains-sums"), _scorer("reward_model-chains-steps")
+    document = _query_time(task, policy, verify, picture, 48, 3072)
     return {"what": "query-time methods on sums, process reward model", **document}
 
 
 def process_rewards(quick: bool, picture: Path) -> Values:
     """Best-of-N and votes on sums, by an outcome and a process reward model and a hacked one, N = 1 … 64."""
     task = make("chains", **_env("pretrain", "chains-sums"))
-    policy, examples = pretrained.load(_export("pretrain-chains-sums", 0)), list(task.test)[:100]
+    policy, examples = _policy("pretrain-chains-sums"), list(task.test)[:100]
     mind = Mind(policy, 48)
     groups = mind.sample([tuple(policy.encode(e.prompt)) for e in examples], 64, 48, 1.0)
     texts = [[thought.text for thought in thoughts] for thoughts in groups]
@@ -127,6 +127,8 @@ def process_rewards(quick: bool, picture: Path) -> Values:
     models: dict[str, Verifier] = {
         "outcome": _scorer("reward_model-chains-pairs"),
         "process": _scorer("reward_model-chains-steps"),
+        "product": _scorer("reward_model-chains-steps", "prod"),
+        "last": _scorer("reward_model-chains-steps", "last"),
         "hacked": hacked(_scorer("reward_model-chains-steps")),
     }
     right = [graded[64 * i : 64 * (i + 1)] for i in range(len(examples))]
@@ -157,9 +159,7 @@ def faithfulness(quick: bool, picture: Path) -> Values:
     found: Values = {"what": "faithfulness of traces: a positive and a negative control", "seeds": seeds}
     for name, preset in (("positive", "chains-modular"), ("negative", "chains-shuffled")):
         task = make("chains", **_env("pretrain", preset))
-        reports = [
-            faith.report(pretrained.load(_export(f"pretrain-{preset}", s)), task, 200, 1, 48, 0.8, s) for s in seeds
-        ]
+        reports = [faith.report(_policy(f"pretrain-{preset}", s), task, 200, 1, 48, 0.8, s) for s in seeds]
         found[name] = {
             "early": _mean(r["early"]["aoc"] for r in reports),
             "mistakes": _mean(r["mistakes"]["aoc"] for r in reports),
@@ -204,14 +204,19 @@ def _query_time(
     }  # fmt: skip
 
 
-def _greedy(name: str, task: TextTask, max_new_tokens: int) -> list[float]:
-    policy = pretrained.load(name)
+def _greedy(policy: LanguageModel, task: TextTask, max_new_tokens: int) -> list[float]:
     results: list[Result] = methods.run("greedy", Mind(policy, max_new_tokens), task, task.test)
     return task.grade(task.test, [result.answer.text for result in results])
 
 
-def _scorer(name: str) -> Verifier:
-    return verifiers.reward_model(pretrained.load_scorer(_export(name, 0), trained=True))
+def _policy(name: str, seed: int = 0) -> LanguageModel:
+    """The model of a row, in float32 as it was trained: bfloat16 has few digits for so small a model."""
+    return pretrained.load(_export(name, seed), precision="float32")
+
+
+def _scorer(name: str, aggregate: str = "min") -> Verifier:
+    scorer = pretrained.load_scorer(_export(name, 0), precision="float32", trained=True)
+    return verifiers.reward_model(scorer, aggregate)
 
 
 def _export(name: str, seed: int) -> str:

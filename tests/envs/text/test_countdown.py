@@ -91,14 +91,38 @@ def test_what_is_right_and_what_is_not():
     ) == [1]
 
 
+def in_sorted_order(original):
+    return lambda state, target, heuristic="none": original(tuple(sorted(state)), target, heuristic)
+
+
+def without_the_return(original):
+    def mutant(*args):
+        lines, found = original(*args)
+        return [line for line in lines if not line.startswith("<")], found
+
+    return mutant
+
+
+@sabotaged_by("foresight.envs.text.countdown.search", without_the_return, in_sorted_order)
 def test_a_search_returns_after_dead_ends_and_ends_at_the_first_hit():
-    lines, found = countdown.search((2, 3, 7), 19)
-    assert found is not None
-    assert countdown.follows(countdown._STEP.findall(",".join(found)), (2, 3, 7)) == (19,)
-    assert sum("|" in line for line in lines) == 1 + sum(line.startswith("<") for line in lines) > 1
-    assert lines[-1] == f"{found[-1]}?19" and all(line.endswith("?19") for line in lines)
-    _, nothing = countdown.search((1, 1, 1), 99)
-    assert nothing is None
+    lines, found = countdown.search((2, 7, 3), 19)
+    assert lines[0] == "7+2=9|9,3+12*27-6/3" and lines[-1] == "7*3=21|21,2+23*42-19" and len(lines) == 8
+    assert found == ("7*3=21", "21-2=19")
+    assert countdown.search((1, 1, 1), 99)[1] is None
+    lines, found = countdown.search((2, 7, 3, 5), 99)
+    assert found is not None and countdown.follows(countdown._STEP.findall(",".join(found)), (2, 7, 3, 5)) == (99,)
+    returns = [i for i, line in enumerate(lines) if line == "<2,7,3,5"]
+    firsts = [i for i, line in enumerate(lines) if line.partition("|")[2].count(",") == 2 and "+" not in line[5:]]
+    assert len(returns) > 1 and [i + 1 for i in returns] == firsts[1:]  # after each, another first operation
+
+
+@pytest.mark.parametrize("heuristic", sorted(countdown.HEURISTICS))
+def test_a_search_finds_what_is_there_in_any_order(heuristic):
+    for numbers in ((3, 7, 8), (4, 4, 20), (2, 9, 13)):
+        for target in countdown.solutions(numbers):
+            _, found = countdown.search(numbers, target, heuristic)
+            assert found is not None
+            assert countdown.follows(countdown._STEP.findall(",".join(found)), numbers) == (target,)
 
 
 def test_no_held_out_numbers_are_trained_on():
