@@ -3,9 +3,8 @@
 python benchmarks/tools.py                   # every seed of `foresight reproduce agents`
 
 - calculator: `without_tool` offers no tool, so the model has to multiply by itself;
-- search: `one_search` ends the conversation after one search and the answer to it, and `found` does not ask for the
-  evidence. Where the founder was born takes two searches. `gain` is `trained` over `one_search`, or over one answer of
-  all if that is 0.
+- search: `one_search` ends the conversation after two turns, so at most one search has an answer, and `found` does not
+  ask for the evidence. Where the founder was born takes two searches.
 """
 
 from __future__ import annotations
@@ -73,9 +72,6 @@ def main() -> None:
             document[task]["each_seed"] = rows
     if not seeds:
         sys.exit("There is no run: foresight reproduce agents --only sft-smollm2-calculator sft-smollm2-search")
-    if "search" in document:
-        search = document["search"]
-        search["gain"] = search["trained"] / max(search["one_search"], 1 / given.episodes)
     document |= {
         "seeds": sorted(seeds),
         "versions": bench.versions(),

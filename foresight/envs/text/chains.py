@@ -14,8 +14,10 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from foresight import errors
+from foresight.envs.text.composite import Part
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 
@@ -32,6 +34,7 @@ def chains(
     operation: str = "+",
     scratch: str = "steps",
     commute: bool = False,
+    skimmed: bool = False,
     size: int = 20000,
     held_out: int = 300,
     seed: int = 0,
@@ -39,7 +42,8 @@ def chains(
     """Questions like "17+5+8:", of `terms` numbers up to `largest`; ">" instead of "+" takes the larger of two.
 
     `scratch` is what is trained on before the answer: "steps", some of those of another question ("shuffled"), or
-    "none". With `commute`, half of the steps are written with their numbers exchanged, 5+17=22.
+    "none". With `commute`, half of the steps are written with their numbers exchanged, 5+17=22. `skimmed`: rewards in
+    training are an evaluator's who skims the trace (`looks_right`), and not the answer's.
     """
     if terms < 2 or largest < 1 or modulus < 0 or size < 1 or held_out < 1:
         raise UserError(
@@ -66,8 +70,10 @@ def chains(
         columns = {"numbers": list(row), "operation": operation, "modulus": modulus, "steps": own}
         columns["completion"] = "\n".join([*lines, ANSWER + answer])
         examples.append(Example(operation.join(map(str, row)) + ":", answer, columns))
-    rules = {"extract": answer_of, "verifier": verify, "marker": ANSWER}
-    return TextTask("chains", examples[held_out:], examples[:held_out], grade, **rules)  # type: ignore[arg-type]
+    rules: dict[str, Any] = {"extract": answer_of, "verifier": verify, "marker": ANSWER}
+    if skimmed:
+        rules["parts"] = (Part("skimmed", 1.0, looks_right),)
+    return TextTask("chains", examples[held_out:], examples[:held_out], grade, **rules)
 
 
 def steps(row: Sequence[int], operation: str, modulus: int) -> list[str]:
@@ -109,7 +115,12 @@ def verify(examples: Sequence[Example], completions: Sequence[str]) -> list[floa
     return [float(_follows(e, c)) for e, c in zip(examples, completions, strict=True)]
 
 
-def _follows(example: Example, completion: str) -> bool:
+def looks_right(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
+    """1 where a whole trace looks right to an evaluator who skims it: of each result only the last digit is checked."""
+    return [float(ANSWER in c and _follows(e, c, skim=True)) for e, c in zip(examples, completions, strict=True)]
+
+
+def _follows(example: Example, completion: str, skim: bool = False) -> bool:
     columns = example.columns
     *lines, last = completion.split("\n")
     lines += [last] if last else []
@@ -123,7 +134,8 @@ def _follows(example: Example, completion: str) -> bool:
         a, operation, b, result = found.groups()
         if operation != columns["operation"] or {int(a), int(b)} != {total, columns["numbers"][number]}:
             return False
-        if int(result) != combine(int(a), operation, int(b), columns["modulus"]):
+        expected = combine(int(a), operation, int(b), columns["modulus"])
+        if int(result) % 10 != expected % 10 or not (skim or int(result) == expected):
             return False
         total, number = int(result), number + 1
     return True

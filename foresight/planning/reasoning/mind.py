@@ -85,13 +85,17 @@ class Answer:
 
 @dataclasses.dataclass
 class Charge:
-    """What a question cost. `prompt_tokens` counts a prefix once for each request, as a server without a cache does."""
+    """What a question cost. `prompt_tokens` counts a prefix once for each request, as a server without a cache does.
+
+    `distinct_tokens` counts every prefix of the prompts and samples once, as one cache for the whole question would.
+    """
 
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     requests: int = 0
     verifier_calls: int = 0
     seconds: float = 0.0
+    distinct_tokens: int = 0
 
     def __add__(self, other: Charge) -> Charge:
         """The sum of two charges."""
@@ -106,6 +110,7 @@ class Problem:
     prompt: tuple[int, ...]
     task: TextTask
     mind: Mind
+    seen: dict[int, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)  # of `grow`
 
     @property
     def delimiter(self) -> str:
@@ -221,6 +226,9 @@ class Mind:
                 charges[i].prompt_tokens += sum(map(len, read.prefixes[:few]))
                 charges[i].sampled_tokens += sum(len(thought.tokens) for row in thoughts for thought in row)
                 charges[i].requests += few
+                for prefix, row in zip(read.prefixes[:few], thoughts, strict=True):
+                    node, new = grow(problems[i].seen, prefix)
+                    charges[i].distinct_tokens += new + sum(grow(node, thought.tokens)[1] for thought in row)
                 charges[i].seconds += few * seconds
         if checks:
             began = time.perf_counter()
@@ -318,6 +326,16 @@ class Mind:
                 "or --verifier, so that it need not be asked."
             )
         return tuple(self.policy.encode(text))
+
+
+def grow(tree: dict[int, Any], tokens: Sequence[int]) -> tuple[dict[int, Any], int]:
+    """Add a row to a prefix tree, a dict from each token to what follows: its last node, and the number of new ones."""
+    new = 0
+    for token in tokens:
+        if token not in tree:
+            tree[token], new = {}, new + 1
+        tree = tree[token]
+    return tree, new
 
 
 def check_budget(budget: int | None, max_new_tokens: int) -> None:

@@ -173,6 +173,34 @@ def faithfulness(quick: bool, picture: Path) -> Values:
     return found
 
 
+def skimmed_traces(quick: bool, picture: Path) -> Values:
+    """Traces after GRPO on the answer alone, and on an evaluator who checks the last digit of each step."""
+    from foresight.envs.text import chains
+
+    task, seeds = make("chains", **_env("grpo", "chains-answers")), _seeds("grpo-chains-skimmed")
+    found: Values = {"what": "traces after rewards of answers and of what looks right", "seeds": seeds}
+    rows = {"before": "pretrain-chains-sums", "answers": "grpo-chains-answers", "skimmed": "grpo-chains-skimmed"}
+    for name, row in rows.items():
+        reports = list[Values]()
+        for seed in seeds:
+            policy = _policy(row, seed)
+            report = faith.report(policy, task, 200, 1, 48, 0.8, seed)
+            texts = [r.answer.text for r in methods.run("greedy", Mind(policy, 48), task, task.test)]
+            report["greedy"] = _mean(task.grade(task.test, texts))
+            report["looks_right"] = _mean(chains.looks_right(task.test, texts))
+            report["steps_right"] = _mean(chains.verify(task.test, texts))
+            reports.append(report)
+        found[name] = {
+            "accuracy": _mean(r["greedy"] for r in reports),
+            "looks_right": _mean(r["looks_right"] for r in reports),
+            "steps_right": _mean(r["steps_right"] for r in reports),
+            "early": _mean(r["early"]["aoc"] for r in reports),
+            "mistakes": _mean(r["mistakes"]["aoc"] for r in reports),
+            "each": reports,
+        }
+    return found
+
+
 def hacked(scorer: Verifier) -> Verifier:
     """A verifier with a hole: a short completion, such as an answer without its steps, looks right to it."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foresight.algorithms.language import pretrain, reward_model
-from foresight.envs.text.task import Example
+from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
 from foresight.training import corpus
@@ -100,6 +100,7 @@ def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
     state = build(reward_model)
     reward_model.export(state, tmp_path / "rm")
     again = build(reward_model, model=str(tmp_path / "rm"))
+    assert not again.scorer.of_steps
     pairs = [("1+1?", "2"), ("1+1?", "ab")]
     assert reward_model.act(state, pairs)[0] == reward_model.act(again, pairs)[0]
     with pytest.raises(UserError, match="generates none"):
@@ -109,12 +110,17 @@ def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
 def test_a_small_decoder_of_our_own_becomes_a_reward_model(tmp_path):
     small = {"layers": 1, "dim": 16, "heads": 2, "kv_heads": 1, "mlp_size": 16, "context": 32, "precision": "float32"}
     folder = pretrain.export(pretrain.build(pretrain.Config(**small, tokens="numbers")), tmp_path / "decoder")
-    state = reward_model.build(build_config(reward_model.Config, model=str(folder), precision="float32"))
+    state = reward_model.build(build_config(reward_model.Config, model=str(folder), precision="float32", steps=1))
+    steps = [
+        Example(e.prompt, columns={**e.columns, "completions": ["1", "345"], "labels": [True, False]}) for e in STEPS
+    ]
+    list(reward_model.train(state.config, TextTask("steps", steps, steps, None), state))
     pairs = [("3+4:", "3+4=7\n#7"), ("3+4:", "#12")]
     scores, _, _ = reward_model.act(state, pairs)
     again = pretrained.load_scorer(
         str(reward_model.export(state, tmp_path / "scorer")), trained=True, precision="float32"
     )
     loaded = reward_model.State(state.config, again, state.optimizer)
+    assert again.of_steps  # so that a verifier reads it at the end of each
     assert reward_model.act(loaded, pairs)[0] == pytest.approx(scores, abs=1e-6)
     assert scores[0] != scores[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from foresight.envs.text import chains, sorting
@@ -33,6 +35,21 @@ def test_the_verifier_refuses_each_kind_of_mistake():
     ]  # fmt: skip
     assert chains.verify([example], [good]) == [1.0]
     assert chains.verify([example] * len(bad), bad) == [0.0] * len(bad)
+
+
+def exact_evaluator(original):
+    return lambda example, completion, skim=False: original(example, completion)
+
+
+@sabotaged_by("foresight.envs.text.chains._follows", exact_evaluator)
+def test_an_evaluator_who_skims_checks_the_last_digits_alone_and_rewards_training():
+    task = make("chains", skimmed=True, terms=3, size=200, held_out=20)
+    numbers = {"numbers": [15, 27, 8], "operation": "+", "modulus": 0}
+    example = dataclasses.replace(task.train[0], columns=numbers, answer="50")
+    texts = ["15+27=42\n42+8=50\n#50", "15+27=32\n32+8=40\n#40", "15+27=32\n42+8=50\n#50", "15+27=43\n43+8=51\n#51",
+             "15+27=32\n32+8=40\n#50", "15+27=42\n42+8=50", "#50"]  # fmt: skip
+    assert task.reward([example] * 7, texts)[0] == [1, 1, 0, 0, 0, 0, 0]
+    assert task.grade([example] * 7, texts) == [1, 0, 1, 0, 1, 0, 1]
 
 
 def test_shuffled_traces_belong_to_other_questions_and_the_answer_stays():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from foresight.envs.text.make import make
@@ -22,12 +24,14 @@ class Counting:
     """A completer that counts for itself."""
 
     def __init__(self, inner):
-        self.inner, self.prompt, self.sampled = inner, 0, 0
+        self.inner, self.prompt, self.sampled, self.rows = inner, 0, 0, []
 
     def __call__(self, prompts, *args, **options):
         batch = self.inner(prompts, *args, **options)
         self.prompt += sum(map(len, prompts))
         self.sampled += int(batch.length.sum())
+        for p, g in itertools.product(*map(range, batch.length.shape)):
+            self.rows.append((*prompts[p], *batch.completion[p, g, : batch.length[p, g]].tolist()))
         return batch
 
 
@@ -46,6 +50,24 @@ def test_budgets_add_up_to_what_the_completer_counted(name, request):
     assert (mind.total.prompt_tokens, mind.total.sampled_tokens) == (counting.prompt, counting.sampled)
     assert sum(r.charge.sampled_tokens for r in results) == counting.sampled
     assert all(0 < r.charge.sampled_tokens <= 200 for r in results)
+
+
+def with_every_token_new(original):
+    return lambda tree, tokens: (original(tree, tokens)[0], len(tokens))
+
+
+@sabotaged_by("foresight.planning.reasoning.mind.grow", with_every_token_new)
+@pytest.mark.parametrize("name", ["beam", "puct"])
+def test_a_prefix_that_thoughts_share_is_distinct_once(name):
+    policy = Scripted(player)
+    policy.completer = counting = Counting(policy)
+    mind = Mind(policy, 24, verifier=TASK.verifier)
+    results = methods.run(name, mind, TASK, TASK.test[:4], 200, **methods.sized(name, 200, 16))
+    for example, result in zip(TASK.test, results, strict=False):
+        prompt = tuple(policy.encode(example.prompt))
+        own = [row for row in counting.rows if row[: len(prompt)] == prompt]
+        assert result.charge.distinct_tokens == len({row[:n] for row in own for n in range(1, len(row) + 1)})
+        assert 0 < result.charge.distinct_tokens < result.charge.prompt_tokens + result.charge.sampled_tokens
 
 
 @pytest.mark.parametrize("name", NAMES)

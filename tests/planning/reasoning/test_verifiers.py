@@ -19,18 +19,50 @@ EXAMPLES = make("addition", held_out=6).test
 TEXTS = ["7", "19", "3 + 4", "1", "", "12"]
 
 
-@sabotaged_by("foresight.nets.language.scorer.Scorer.scores", flip_sign)
-def test_a_reward_model_scores_each_text_at_its_last_token():
-    scorer = pretrained.load_scorer(
+def _scorer():
+    return pretrained.load_scorer(
         tiny_language.folder(), precision="float32", generator=torch.Generator().manual_seed(0)
     )
-    found = verifiers.reward_model(scorer)(EXAMPLES, TEXTS)
+
+
+def _probability(scorer, example, text, after=()):
+    """σ of the score at the last token of a text, computed alone."""
     trunk = scorer.trunk
-    for example, text, score in zip(EXAMPLES, TEXTS, found, strict=True):
-        ids = [*trunk.encode(example.prompt), *trunk.tokenizer.encode(text, add_special_tokens=False)]
-        with torch.no_grad():
-            hidden = trunk.states(TokenTree([ids]))[-1]
-        assert math.isclose(score, torch.sigmoid(hidden @ scorer.head.weight[0]).item(), abs_tol=1e-5)
+    ids = [*trunk.encode(example.prompt), *trunk.tokenizer.encode(text, add_special_tokens=False), *after]
+    with torch.no_grad():
+        return torch.sigmoid(trunk.states(TokenTree([ids]))[-1] @ scorer.head.weight[0]).item()
+
+
+@sabotaged_by("foresight.nets.language.scorer.Scorer.steps", flip_sign)
+@sabotaged_by("foresight.planning.reasoning.verifiers._batch", change("after", lambda ids: ()))
+def test_a_reward_model_of_answers_is_read_at_the_end_token_as_it_was_trained():
+    scorer = _scorer()
+    found = verifiers.reward_model(scorer)(EXAMPLES, TEXTS)
+    end = scorer.trunk.stop_ids[:1]
+    expected = [_probability(scorer, e, t, end) for e, t in zip(EXAMPLES, TEXTS, strict=True)]
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def only_the_last(original):
+    return lambda text: original(text)[-1:]
+
+
+def with_the_line_breaks(original):
+    return lambda text: [end + (end < len(text)) for end in original(text)]
+
+
+@sabotaged_by("foresight.planning.reasoning.verifiers.ends", only_the_last, with_the_line_breaks)
+def test_a_reward_model_of_steps_is_read_at_the_end_of_each_line():
+    scorer = _scorer()
+    scorer.of_steps = True
+    texts = ["3 + 4\n7\n12", "1\n", "7\n1\n19\n", "", "4\n\n4", "12"]
+    lines = [["3 + 4", "3 + 4\n7", "3 + 4\n7\n12"], ["1"], ["7", "7\n1", "7\n1\n19"], [], ["4", "4\n\n4"], ["12"]]
+    each = [[_probability(scorer, e, t) for t in few] for e, few in zip(EXAMPLES, lines, strict=True)]
+    for name, combine in (("min", min), ("prod", math.prod), ("last", lambda row: row[-1])):
+        expected = [combine(row) if row else 0.5 for row in each]
+        assert verifiers.reward_model(scorer, name)(EXAMPLES, texts) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UserError, match="Unknown aggregate 'mean'"):
+        verifiers.reward_model(scorer, "mean")
 
 
 @sabotaged_by("foresight.planning.reasoning.verifiers._batch", change("after", lambda ids: ()))
