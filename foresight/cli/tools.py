@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from foresight.cli import screen
+from foresight.sandbox.shell import NEEDED
 
 
 def bench(
@@ -184,6 +185,10 @@ def _print_doctor(console: Console, found: dict[str, Any]) -> None:
     console.print(f"sandbox for foreign programs: {', '.join(holds) or 'none'}", markup=False, highlight=False)
     if lacks:
         console.print(f"  without {', '.join(lacks)} (see docs/sandbox.md)", style="dim", markup=False, highlight=False)
+    holds = [name for name, holds in found["shell"].items() if holds]
+    protected = ", ".join(holds) if set(NEEDED) <= set(holds) else "cannot be protected here, and does not run"
+    console.print(f"sandbox for a shell: {protected}", markup=False, highlight=False)
+    console.print(f"browser for web pages: {'; '.join(found['browser']) or 'complete'}", markup=False, highlight=False)
     console.print()
     if not found["problems"]:
         console.print("No problems found.", style="green")

@@ -12,6 +12,7 @@ from foresight.nets.heads import PolicyHead
 from foresight.nets.mlp import Encoder, orthogonal
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.outputs import Output, Scalar
+from foresight.nets.scored_actions import ScoredActions
 from foresight.nets.stacked_mlp import StackedMLP
 
 
@@ -67,6 +68,9 @@ class VectorizedMLP(nn.Module):
         return self.mlp.vjp(self.vectorizer(obs))
 
 
+Body = SharedTrunk | VectorizedMLP | StackedMLP | ScoredActions
+
+
 class SeparateNetworks(nn.Module):
     """Two networks, one for the policy and one for the value: they share no parameters.
 
@@ -74,9 +78,7 @@ class SeparateNetworks(nn.Module):
     outputs of the policy's body.
     """
 
-    def __init__(
-        self, policy: SharedTrunk | VectorizedMLP | StackedMLP, value: SharedTrunk | VectorizedMLP | StackedMLP
-    ) -> None:
+    def __init__(self, policy: Body, value: Body) -> None:
         super().__init__()
         self.policy, self.value = policy, value
 
@@ -93,8 +95,8 @@ class SeparateNetworks(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """A body with a policy head and a value head: one trunk for both (`SharedTrunk`), or one each (`StackedMLP`,
-    `SeparateNetworks`).
+    """A body with a policy head and a value head: one trunk for both (`SharedTrunk`, `ScoredActions`), or one each
+    (`StackedMLP`, `SeparateNetworks`).
 
     `normalizer` is applied to every observation and saved with the weights. Dict observations may have the key
     `mask_key` (`[..., A]`, nonzero where an action is allowed).
@@ -102,7 +104,7 @@ class ActorCritic(nn.Module):
 
     def __init__(
         self,
-        body: SharedTrunk | VectorizedMLP | StackedMLP | SeparateNetworks,
+        body: Body | SeparateNetworks,
         policy_head: PolicyHead,
         value_head: nn.Module,
         normalizer: ObsNormalizer | None = None,

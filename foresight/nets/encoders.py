@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from foresight.nets.conv import Impala, Nature, Nips, Planes, order
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
 from foresight.nets.mlp import MLP
 from foresight.nets.normalize import ObsNormalizer
+from foresight.nets.scored_actions import FEATURES, MASK, ScoredActions
 from foresight.nets.sequence.swin import Swin
 from foresight.nets.sequence.vit import ViT
 from foresight.nets.stacked_mlp import StackedMLP
@@ -27,7 +28,7 @@ ImageNetwork = Nature | Nips | Impala | ViT | Swin
 IMAGES: dict[str, Callable[..., ImageNetwork]] = {
     "nature": Nature, "nips": Nips, "impala": Impala, "vit": ViT, "swin": Swin,
 }  # fmt: skip
-ACTION_MASK = "action_mask"  # the key of a dict observation with the mask of allowed actions
+ACTION_MASK = MASK  # the key of a dict observation with the mask of allowed actions
 
 
 class OneHot(nn.Module):
@@ -164,11 +165,13 @@ def actor_critic_body(
     images: str = "nature",
     bfloat16: bool = False,
     twice: bool = False,
-) -> SharedTrunk | VectorizedMLP | StackedMLP:
+) -> SharedTrunk | VectorizedMLP | StackedMLP | ScoredActions:
     """The body of an `ActorCritic`: one convolutional trunk for pixels, otherwise an MLP for each head.
 
-    `twice`: see `StackedMLP`.
+    Where observations have `action_features`, it scores each action by them. `twice`: see `StackedMLP`.
     """
+    if has_action_features(space):
+        return ScoredActions((space.spaces[FEATURES].shape or (0,))[-1], outputs, gains, hidden, activation)
     if is_image(space):
         return SharedTrunk(encoder(space, hidden, activation, images), outputs, gains, bfloat16)
     vector = vectorizer(space)
@@ -201,6 +204,11 @@ def normalizer(space: gs.Space[Any]) -> ObsNormalizer:
         f"normalize_obs needs observations that are one array of floats, but they are {space}. "
         "Use --no-normalize-obs, or make the environment with flatten."
     )
+
+
+def has_action_features(space: gs.Space[Any]) -> TypeGuard[gs.Dict]:
+    """Whether observations describe every action by features, see `nets.scored_actions`."""
+    return isinstance(space, gs.Dict) and FEATURES in space.spaces
 
 
 def mask_key(space: gs.Space[Any]) -> str | None:

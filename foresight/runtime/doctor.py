@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight.data.cache import cache_directory
+from foresight.envs.tools import browser
 from foresight.errors import UserError
 from foresight.planning.symbolic import downward
 from foresight.runtime import bench
@@ -63,6 +64,8 @@ def examine() -> dict[str, Any]:
         "folders": folders,
         "tools": {"git": shutil.which("git") is not None, "fast-downward": downward.driver() is not None},
         "sandbox": _sandbox(),
+        "shell": _shell(),
+        "browser": browser.missing(),
         "display": has_display(),
         "problems": problems,
     }
@@ -109,6 +112,16 @@ def _sandbox() -> dict[str, bool]:
 
     try:
         return run.protections()
+    except (UserError, OSError, ImportError):
+        return {}
+
+
+def _shell() -> dict[str, bool]:
+    """The layers that hold a shell on this machine; none where no process can be confined."""
+    from foresight.sandbox import shell
+
+    try:
+        return shell.protections()
     except (UserError, OSError, ImportError):
         return {}
 

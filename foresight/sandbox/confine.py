@@ -9,6 +9,9 @@
 - landlock: everything but Python's own files cannot be read, executed or connected to (Landlock, Linux 5.13);
 - seccomp: the system calls that plain Python needs, and no others: no new process, program or socket.
 
+A shell needs `programs`: those of the system may then be read and started, and new processes are in a namespace of
+their own (`processes`), which ends with the first of them; seccomp also allows what they need, but still no socket.
+
 This file is loaded by its path, in a process that cannot import this package.
 """
 
@@ -26,15 +29,18 @@ import sysconfig
 from typing import Any
 
 LAYERS = ("limits", "user", "namespaces", "files", "landlock", "seccomp")
+PROCESSES = "processes"  # the layer that only `programs` has
 UNPRIVILEGED = 65534
 MIB = 2**20
 
 # prctl, unshare and mount: numbers of the kernel's interface, equal on all architectures.
 PDEATHSIG, DUMPABLE, SECCOMP, NO_NEW_PRIVS = 1, 4, 22, 38
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWNET = 0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x40000000
+NEWPID, NEW_ANY = 0x20000000, 0x7E020000  # all flags of clone that make a namespace
+CAPBSET_DROP, CAPABILITIES = 24, 64
 NOSUID, NODEV, NOEXEC = 2, 4, 8
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-READ_FILE, READ_DIR = 1 << 2, 1 << 3
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 14
 ALL_FILES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # rights known from this ABI on
 NO_WRITES = READ_FILE | READ_DIR
 NETWORK = 0b11  # bind and connect of TCP
@@ -67,51 +73,78 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "alarm": (37, None), "pause": (34, None), "sendfile": (40, 71), "copy_file_range": (326, 285),
     "close_range": (436, 436),
 }  # fmt: skip
+# What a shell and its programs need besides.
+PROGRAM_CALLS: dict[str, tuple[int | None, int | None]] = {
+    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "wait4": (61, 260), "waitid": (247, 95),
+    "kill": (62, 129), "tgkill": (234, 131), "setpgid": (109, 154), "getpgid": (121, 155), "getpgrp": (111, None),
+    "getsid": (124, 156), "rt_sigsuspend": (130, 133), "symlink": (88, None), "symlinkat": (266, 36),
+    "link": (86, None), "linkat": (265, 37), "creat": (85, None), "fadvise64": (221, 223), "fstatfs": (138, 44),
+    "fallocate": (285, 47), "getcpu": (309, 168), "fgetxattr": (193, 10), "flistxattr": (196, 13),
+    # Of open files only: by a path they would reach files of this user outside, which Landlock does not stop.
+    "fchmod": (91, 52), "fchown": (93, 55), "fsetxattr": (190, 7),
+}  # fmt: skip
 IOCTL, CLONE, CLONE3, TGKILL, PRLIMIT = (16, 29), (56, 220), (435, 435), (234, 131), (302, 261)
+UTIMENSAT = (280, 88)  # with a null path, it changes the times of an open file
 TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
 CLONE_THREAD = 0x10000
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of `CALLS`, AUDIT_ARCH
 
 
-def confine(place: str, limits: dict[str, int]) -> list[str]:
+def confine(place: str, limits: dict[str, int], programs: bool = False) -> list[str]:
     """Give up everything but what Python needs to compute; returns the `LAYERS` that hold.
 
     `place` is a directory of the process alone, which becomes its working directory. `limits`: `cpu` seconds,
-    `memory`, `file` and `disk` bytes, `files` and `threads`, numbers.
+    `memory`, `file` and `disk` bytes, `files` and `threads`, numbers. With `programs` the caller continues in a forked
+    process, and all that it imports is already loaded: files of Python may be out of reach.
     """
     held = []
     linux = sys.platform.startswith("linux")
     libc = ctypes.CDLL(None, use_errno=True) if linux else None
-    if libc is not None:
-        libc.prctl(PDEATHSIG, 9, 0, 0, 0)  # the child does not outlive the process that waits for it
-    if linux and os.geteuid() == 0 and _drop_root(place):
+    if linux and os.geteuid() == 0 and _drop_root(place, programs):
         held.append("user")
-    if libc is not None and _namespaces(libc):
+        ctypes.CDLL(None).prctl(DUMPABLE, 1, 0, 0, 0)  # a change of the user clears it, and /proc/self is then root's
+    if libc is not None and _namespaces(libc, NEWPID if programs else 0):
         held.append("namespaces")
-        if _private_files(libc, place, limits["disk"]):
+        if _private_files(libc, place, limits["disk"], 4096 if programs else 256):
             held.append("files")
+        if programs and _first_process():
+            held.append(PROCESSES)
+    if libc is not None:
+        # The child does not outlive the process that waits for it. After the user changed, which forgets this.
+        libc.prctl(PDEATHSIG, 9, 0, 0, 0)
     os.chdir(place)
     _limit(limits)
     held.append("limits")
     if libc is not None:
         libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
-        if _landlock(libc, place if "files" in held else None):
+        if programs:
+            for capability in range(CAPABILITIES):  # of the new namespace, for programs that start as its root
+                libc.prctl(CAPBSET_DROP, capability, 0, 0, 0)
+        if _landlock(libc, place if "files" in held else None, programs):
             held.append("landlock")
         libc.prctl(DUMPABLE, 0, 0, 0, 0)  # no other process of this user may read its memory
-        if _seccomp(libc):
+        if _seccomp(libc, programs):
             held.append("seccomp")
-    return [layer for layer in LAYERS if layer in held]
+    return [layer for layer in (*LAYERS, PROCESSES) if layer in held]
 
 
-def _drop_root(place: str) -> bool:
-    """Drop the rights of root, unless Python's own files are readable by root only."""
+def _first_process() -> bool:
+    """Fork into the new namespace of processes, which ends with the child; the parent waits, and exits with it."""
+    if child := os.fork():
+        os.waitpid(child, 0)
+        os._exit(0)
+    return os.getpid() == 1
+
+
+def _drop_root(place: str, loaded: bool = False) -> bool:
+    """Drop the rights of root, unless Python's own files are readable by root only and not all `loaded`."""
     library = os.path.join(os.path.dirname(os.__file__), "os.py")
     os.chown(place, UNPRIVILEGED, UNPRIVILEGED)
     with contextlib.suppress(OSError):
         os.setgroups([])
         os.setresgid(UNPRIVILEGED, UNPRIVILEGED, 0)
         os.setresuid(UNPRIVILEGED, UNPRIVILEGED, 0)  # 0 is kept until it is known that Python still works
-        if os.access(library, os.R_OK) and os.access(sys.executable, os.R_OK):
+        if loaded or (os.access(library, os.R_OK) and os.access(sys.executable, os.R_OK)):
             os.setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
             os.setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED)
             return True
@@ -139,10 +172,10 @@ def _limit(limits: dict[str, int]) -> None:
             resource.setrlimit(which, (value, value))
 
 
-def _namespaces(libc: Any) -> bool:
+def _namespaces(libc: Any, more: int = 0) -> bool:
     """New user, network, IPC, host name and mount namespaces; the process stays who it is."""
     uid, gid = os.geteuid(), os.getegid()
-    if libc.unshare(NEWUSER | NEWNET | NEWIPC | NEWUTS | NEWNS):
+    if libc.unshare(NEWUSER | NEWNET | NEWIPC | NEWUTS | NEWNS | more):
         return False
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with contextlib.suppress(OSError):
@@ -154,9 +187,9 @@ def _namespaces(libc: Any) -> bool:
     return True
 
 
-def _private_files(libc: Any, place: str, size: int) -> bool:
+def _private_files(libc: Any, place: str, size: int, inodes: int) -> bool:
     """A file system in memory at `place`, which only this process sees and which ends with it."""
-    options = f"size={size},nr_inodes=256,mode=0700".encode()
+    options = f"size={size},nr_inodes={inodes},mode=0700".encode()
     return not libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", NOSUID | NODEV | NOEXEC, options)
 
 
@@ -169,10 +202,19 @@ def readable() -> list[str]:
     return sorted(path for path in paths if os.path.exists(path))
 
 
-def _landlock(libc: Any, place: str | None) -> bool:
-    """Read `readable()`, write in `place`, and do nothing else to any file; no TCP. Source: landlock(7)."""
+def startable() -> list[str]:
+    """The directories of the system's programs and libraries, and what they need."""
+    paths = ("/bin", "/usr/bin", "/lib", "/lib64", "/usr/lib", "/usr/lib64")
+    return sorted({os.path.realpath(path) for path in paths if os.path.isdir(path)})
+
+
+def _landlock(libc: Any, place: str | None, programs: bool) -> bool:
+    """Read `readable()`, write in `place`, and do nothing else to any file; no TCP. Source: landlock(7).
+
+    With `programs` the files in `startable()` can be started.
+    """
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
-    if version < 1:
+    if version < (3 if programs else 1):  # programs truncate files by their path, which it knows from 3 on
         return False
     handled = ALL_FILES[max(v for v in ALL_FILES if v <= version)]
     fields = [handled] + ([NETWORK] if version >= 4 else []) + ([SCOPED] if version >= 6 else [])
@@ -180,12 +222,17 @@ def _landlock(libc: Any, place: str | None) -> bool:
     rules = libc.syscall(CREATE_RULESET, attributes, len(attributes), 0)
     if rules < 0:
         return False
-    allowed = [(path, NO_WRITES) for path in readable()] + ([(place, handled & ~1)] if place else [])
-    for path, rights in allowed:
+    if programs:
+        devices = ("/dev/zero", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+        allowed = [(path, NO_WRITES | EXECUTE) for path in startable()] + [(path, NO_WRITES) for path in devices]
+        allowed.append(("/dev/null", NO_WRITES | WRITE_FILE | TRUNCATE))
+    else:
+        allowed = [(path, NO_WRITES) for path in readable()]
+    for path, rights in allowed + ([(place, handled & ~EXECUTE)] if place else []):
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_PATH | os.O_CLOEXEC)
             if not os.path.isdir(path):
-                rights &= READ_FILE
+                rights &= EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
             libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", rights & handled, file), 0)
             os.close(file)
     done = libc.syscall(RESTRICT_SELF, rules, 0)
@@ -193,8 +240,11 @@ def _landlock(libc: Any, place: str | None) -> bool:
     return not done
 
 
-def _seccomp(libc: Any) -> bool:
-    """Allow `CALLS`; all others fail with EPERM. Source: the kernel's userspace-api/seccomp_filter."""
+def _seccomp(libc: Any, programs: bool) -> bool:
+    """Allow `CALLS`, with `programs` also `PROGRAM_CALLS`; all others fail with EPERM.
+
+    Source: the kernel's userspace-api/seccomp_filter.
+    """
     if platform.machine() not in ARCHITECTURES or sys.maxsize < 2**32:
         return False
     column, architecture = ARCHITECTURES[platform.machine()]
@@ -214,14 +264,23 @@ def _seccomp(libc: Any) -> bool:
         return step(equal, number or 0, 0, len(body) // 8) + body
 
     program = step(load, 4) + step(equal, architecture, 1, 0) + step(give, kill) + step(load, 0)
-    for number in (row[column] for row in CALLS.values()):
+    for number in (row[column] for row in (CALLS | (PROGRAM_CALLS if programs else {})).values()):
         if number is not None:
             program += step(equal, number, 0, 1) + step(give, allow)
-    thread = argument(0) + step(any_bit, CLONE_THREAD, 0, 1) + step(give, allow) + step(give, deny)
+    if programs:  # a new process or thread, but no namespace
+        thread = argument(0) + step(any_bit, NEW_ANY, 0, 1) + step(give, deny) + step(give, allow)
+    else:
+        thread = argument(0) + step(any_bit, CLONE_THREAD, 0, 1) + step(give, allow) + step(give, deny)
     program += step(equal, CLONE[column], 0, len(thread) // 8) + thread
     program += step(equal, CLONE3[column], 0, 1) + step(give, 0x00050000 | errno.ENOSYS)  # glibc then uses clone
     program += one_of(IOCTL[column], 1, TERMINAL)
-    program += one_of(TGKILL[column], 0, (os.getpid(),)) + one_of(PRLIMIT[column], 0, (0, os.getpid()))
+    if programs:
+        low, high = argument(1), step(load, 16 + 8 + 4)
+        null = low + step(equal, 0, 0, 3) + high + step(equal, 0, 0, 1) + step(give, allow) + step(give, deny)
+        program += step(equal, UTIMENSAT[column], 0, len(null) // 8) + null
+    else:
+        program += one_of(TGKILL[column], 0, (os.getpid(),))
+    program += one_of(PRLIMIT[column], 0, (0,) if programs else (0, os.getpid()))
     program += step(give, deny)
 
     class Program(ctypes.Structure):

@@ -11,7 +11,7 @@ import gymnasium
 from foresight import errors
 from foresight.envs.base import Env
 from foresight.envs.control import atari as atari_set
-from foresight.envs.control import babyai, engines, metaworld, own, simulators, wrappers
+from foresight.envs.control import babyai, engines, metaworld, miniwob, own, simulators, wrappers
 from foresight.errors import UserError
 
 ENGINES = ("auto", "native", "envpool", "ale", "gymnasium", "async", "vector")
@@ -107,6 +107,8 @@ def _start(request: engines.Request) -> Env:
         return _instructed(request)
     if name.startswith(metaworld.PREFIX) and "chunk" in request.options:
         return _chunked(request)
+    if name.startswith(miniwob.PREFIX):
+        return _page(request)
     native = name in engines.NATIVE and not request.options
     if engine == "auto":
         pooled = (plain or alone) and engines.in_envpool(request)
@@ -143,6 +145,13 @@ def _chunked(request: engines.Request) -> Env:
     if others := [key for key in request.options if key != "chunk"]:
         raise errors.unknown(f"option of '{request.name}'", others[0], ["chunk"])
     return metaworld.make(request.name, request.num_envs, request.time_limit, request.options["chunk"])
+
+
+def _page(request: engines.Request) -> Env:
+    """A page of MiniWoB++ in a browser. It has no action repeat."""
+    if request.engine not in ("auto", "native") or request.action_repeat != 1:
+        raise UserError(f"'{request.name}' is a page in a browser: it has engine='native' and no action_repeat.")
+    return miniwob.make(request.name, request.num_envs, request.time_limit, **request.options)
 
 
 def _own(request: engines.Request) -> Env:

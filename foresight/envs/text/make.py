@@ -65,7 +65,7 @@ def make(
         return conversations.mix(
             name, functools.partial(make, trace=trace, rewards=rewards, curriculum=curriculum), options
         )
-    if name in conversations.ENVS or (kind.endswith(".py") and rest):
+    if kind in conversations.ENVS or (kind.endswith(".py") and rest):
         return _conversation(name, trace, rewards, curriculum, options)
     maker: Callable[..., TextTask] = TASKS.get(name, reasoning_gym if kind == "reasoning_gym" and rest else dataset)
     named = maker is not dataset or "reward" in options or Path(name).exists() or bool(Path(name).suffix) or "/" in name
@@ -98,12 +98,17 @@ def make(
 def _conversation(
     name: str, trace: bool, rewards: dict[str, float] | None, curriculum: float, options: dict[str, Any]
 ) -> TextTask:
-    """A task of conversations with tools: a bundled one, or `FILE.py:CLASS`."""
+    """A task of conversations with tools: a bundled one, perhaps `miniwob:PAGES`, or `FILE.py:CLASS`."""
     if trace or rewards is not None or curriculum != 1:
         raise UserError(
             f"'{name}' is a task of conversations, which has no trace, rewards or curriculum: leave them out."
         )
-    env = conversations.ENVS.get(name) or class_at(name)
+    kind, _, rest = name.partition(":")
+    env = conversations.ENVS.get(kind) or class_at(name)
+    if kind in conversations.ENVS and rest:
+        if not (option := getattr(env, "after_colon", "")):
+            raise UserError(f"The task '{kind}' takes nothing after a colon: write --task {kind}, not {name}.")
+        options = {option: rest, **options}
     return conversations.make(name, env, **options)
 
 

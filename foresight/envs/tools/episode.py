@@ -17,7 +17,7 @@ from foresight.envs.tools import tool
 from foresight.envs.tools.tool import Tool
 from foresight.errors import UserError
 
-NOT_TOOLS = ("reset", "reward", "questions", "script", "name", "instruction", "tools")
+NOT_TOOLS = ("reset", "reward", "questions", "script", "name", "instruction", "tools", "close")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Episode(Protocol):
     """One conversation, used once. It ends when `turn` returns no message, or when its caller ends it.
 
     With an attribute `slow` that is true, `turn` may run in a thread, so that other conversations do not wait for it.
+    A method `close()`, if there is one, is called when the episode is over and graded.
     """
 
     def messages(self) -> list[dict[str, str]]:
@@ -122,9 +123,19 @@ class Toolbox:
         counts = {"calls": self.called, "failed_calls": self.failed, "malformed_calls": self.malformed}
         return {**parts, **{name: float(count) for name, count in counts.items()}}
 
+    def close(self) -> None:
+        """Free what the env holds."""
+        close(self.env)
+
     @staticmethod
     def _user(text: str) -> dict[str, str]:
         return {"role": "user", "content": text}
+
+
+def close(episode: object) -> None:
+    """Free what an episode holds, if it has a method `close`."""
+    if callable(found := getattr(episode, "close", None)):
+        found()
 
 
 def tools_of(env: object) -> list[Tool]:

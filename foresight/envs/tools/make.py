@@ -16,16 +16,18 @@ from foresight.envs.tools import tool
 from foresight.envs.tools.babyai import BabyAI
 from foresight.envs.tools.calculator import Calculator
 from foresight.envs.tools.delegation import Delegation
-from foresight.envs.tools.episode import Episode, Toolbox, scripted, tools_of
+from foresight.envs.tools.episode import Episode, Toolbox, close, scripted, tools_of
 from foresight.envs.tools.notebook import Notebook
 from foresight.envs.tools.orders import Orders
 from foresight.envs.tools.python import Python
 from foresight.envs.tools.search import Search
+from foresight.envs.tools.shell import Shell
+from foresight.envs.tools.web import Web
 from foresight.errors import UserError
 
 ENVS: dict[str, type[Any]] = {
     "calculator": Calculator, "orders": Orders, "python": Python, "notebook": Notebook, "search": Search,
-    "babyai": BabyAI, "delegation": Delegation,
+    "babyai": BabyAI, "delegation": Delegation, "shell": Shell, "miniwob": Web,
 }  # fmt: skip
 TURNS = 6  # of the model in an episode, unless the class has its own `turns`
 
@@ -149,4 +151,8 @@ def played(task: TextTask, example: Example) -> list[list[dict[str, str]]]:
     """The messages of an example's scripted episode, and those of its sub-agents."""
     if task.episode is None:
         raise UserError(f"'{task.name}' is no task with tools.")
-    return scripted(task.episode(example), task.turns)
+    episode = task.episode(example)
+    try:
+        return scripted(episode, task.turns)
+    finally:
+        close(episode)

@@ -33,7 +33,7 @@ from torch import Tensor
 from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
-from foresight.envs.tools.episode import Episode, Reply, TeamEpisode
+from foresight.envs.tools.episode import Episode, Reply, TeamEpisode, close
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.packed import PACK, packed
@@ -482,6 +482,8 @@ def gather(rows: Sequence[Dialogue], group: int) -> Dialogues:
         torch.tensor([row.over for row in rows]).view(shape[:2]), own=own.view(shape),
     )  # fmt: skip
     measured = [{**row.episode.parts(), "turns": float(row.turns)} for row in rows]
+    for row in rows:
+        close(row.episode)
     names = dict.fromkeys(name for one in measured for name in one)
     parts = {name: [one.get(name, math.nan) for one in measured] for name in names}
     turns = [list(zip(row.failed, row.seconds, strict=True)) for row in rows]
