@@ -65,6 +65,10 @@ def test_data_of_another_form_is_refused(module, rows):
     task = TextTask("t", [Example("1?", columns={"prompt": "1?"})], [], None)
     with pytest.raises(UserError, match="needs rows of the form"):
         next(module.train(build_config(module.Config, tiny_language.folder(), precision="float32"), task))
-    graded = TextTask("t", rows, [], lambda e, c: [0.0] * len(c))
+    grader = lambda examples, completions: [0.0] * len(completions)  # noqa: E731
+    graded = TextTask("t", task.train, [], grader)
     with pytest.raises(UserError, match="give --data FILE"):
         next(module.train(build_config(module.Config, tiny_language.folder(), precision="float32"), graded))
+    written = TextTask("t", rows, [], grader)  # a task that writes its own rows needs no file
+    config = build_config(module.Config, tiny_language.folder(), steps=1, batch_size=2, precision="float32")
+    assert [step for step, *_ in module.train(config, written)][-1] == 1

@@ -114,8 +114,9 @@ def test_commands_end_with_what_they_started() -> None:
     assert (late.status, late.printed, late.files) == ("timeout", "begun\n", {"a": "1"}) and late.seconds < 3
     assert shell.run("(trap '' HUP; sleep 50) & echo here", {}, QUICK).printed == "here\n"
     assert shell.run("kill -9 $PPID; kill -INT $PPID; echo alive", {}, QUICK).printed.endswith("alive\n")
-    bomb = shell.run("f() { f | f & }; f", {}, QUICK)
-    assert bomb.status == "ok" and "annot fork" in bomb.printed
+    many = shell.run("for i in $(seq 40); do sleep 50 & done; wait", {}, QUICK)
+    assert (many.status, many.code) == ("ok", 2) and "annot fork" in many.printed
+    assert shell.run("f() { f | f & }; f", {}, QUICK).status == "ok"  # the first may end before any fork fails
 
 
 @needed
