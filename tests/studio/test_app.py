@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 from foresight.cli.main import main
 from foresight.studio import app, serve
+from tests.studio import browser
 
-ROOT = Path(__file__).parents[2]
-FIXTURES = ROOT / "tests" / "fixtures" / "runs"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
 BASE = "http://127.0.0.1:8765"
 
 
@@ -26,7 +26,7 @@ def client() -> TestClient:
 
 
 def test_the_page_is_built_from_these_sources() -> None:
-    source = ROOT / "studio"
+    source = browser.SOURCE
     names = [
         "index.html",
         "package.json",
@@ -39,18 +39,12 @@ def test_the_page_is_built_from_these_sources() -> None:
     assert (app.PAGE / "source.txt").read_text().strip() == found.hexdigest(), "build the page again with: make page"
 
 
-@pytest.mark.skipif(not (ROOT / "studio" / "node_modules" / "vite").is_dir(), reason="cd studio && npm ci")
 def test_the_page_is_what_a_build_makes(tmp_path: Path) -> None:
-    build = [
-        "node",
-        "node_modules/vite/bin/vite.js",
-        "build",
-        "--outDir",
-        str(tmp_path / "page"),
-        "--logLevel",
-        "error",
-    ]
-    subprocess.run(build, cwd=ROOT / "studio", check=True, timeout=300)
+    packages = browser.packages()
+    browser.require_node()
+    subprocess.run([packages / ".bin" / "tsc", "--noEmit"], cwd=browser.SOURCE, check=True, timeout=150)
+    build = ["node", packages / "vite/bin/vite.js", "build", "--outDir", tmp_path / "page", "--logLevel", "error"]
+    subprocess.run(build, cwd=browser.SOURCE, check=True, timeout=150)
     built = {path.name: path.read_bytes() for path in (tmp_path / "page").iterdir()}
     assert built == {path.name: path.read_bytes() for path in app.PAGE.iterdir()}
 

@@ -21,18 +21,12 @@ from foresight.runtime.attention import sources
 from foresight.studio import app, grid, serve
 from foresight.studio.runs import identity
 from tests import tiny_language
+from tests.studio import browser
 from tests.studio.test_samples import talk
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this system"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{7*7}}'
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +82,15 @@ def address(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def page(address: str) -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        opened = browser.new_page(viewport={"width": 1280, "height": 900})
+        started = driver.chromium.launch(executable_path=browser.chromium(), args=browser.FLAGS)
+        opened = started.new_page(viewport={"width": 1280, "height": 900})
         opened.set_default_timeout(60_000)
         problems: list[str] = []
         asked: list[str] = []
         opened.on("pageerror", lambda error: problems.append(str(error)))
         opened.on("request", lambda request: asked.append(request.url))
         yield opened
-        browser.close()
+        started.close()
         assert problems == []
         assert all(url.startswith((address, "data:", "blob:")) for url in asked)
 
@@ -201,7 +195,6 @@ def test_thoughts_and_conversations_are_text(page: Any, address: str, folder: Pa
     assert page.evaluate("window.hacked") is None
 
 
-AXE = Path(__file__).parents[2] / "studio" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = {"light": ["wcag2a", "wcag2aa", "wcag21aa"], "dark": ["color-contrast"]}
 
 
@@ -215,9 +208,7 @@ def test_views_are_accessible_in_light_and_dark_and_fit_a_phone(page: Any, addre
     page.wait_for_timeout(150)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.set_viewport_size({"width": 1280, "height": 900})
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: cd studio && npm ci")
-    page.evaluate(AXE.read_text(encoding="utf-8"))
+    page.evaluate((browser.packages() / "axe-core" / "axe.min.js").read_text(encoding="utf-8"))
     for scheme, rules in RULES.items():
         page.emulate_media(color_scheme=scheme)
         found = page.evaluate("rules => axe.run(document, {runOnly: rules})", rules)["violations"]
