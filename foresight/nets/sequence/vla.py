@@ -24,6 +24,7 @@ from foresight.errors import UserError
 from foresight.nets import conv, encoders
 from foresight.nets.imitation import MeanStd
 from foresight.nets.outputs import Scalar
+from foresight.nets.sequence import attention
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
 from foresight.nets.sequence.transformer import Block, TransformerConfig
 from foresight.nets.sequence.vit import NO_CACHE
@@ -193,11 +194,18 @@ class VLA(nn.Module):
         places = len(self.places)
         x = torch.cat([x, self.places.expand(len(x), -1, -1)], 1)
         allowed = attention_mask(seen, places)
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             x, *_ = block(x, None, allowed, NO_CACHE, 0)
-        x = self.norm(x)
-        before = x.shape[1] - places
-        return x[:, before - 1].unflatten(0, lead), x[:, before:].unflatten(0, lead)
+        x = self.norm(self._last(x, allowed, 1 + places))
+        return x[:, -1 - places].unflatten(0, lead), x[:, x.shape[1] - places :].unflatten(0, lead)
+
+    def _last(self, x: Tensor, allowed: Tensor, count: int) -> Tensor:
+        """The last block at the last `count` tokens `[N, count, dim]`: no other one is read after it."""
+        if attention.is_recording():  # a picture has all rows
+            y, *_ = self.blocks[-1](x, None, allowed, NO_CACHE, 0)
+            return y[:, -count:]
+        y, *_ = self.blocks[-1](x, None, allowed[:, :, -count:], NO_CACHE, 0, pick=lambda tokens: tokens[:, -count:])
+        return y
 
     def output(self, hidden: Tensor, actions: Tensor) -> Tokens | Flow:
         """The distribution over actions, from `features`."""
