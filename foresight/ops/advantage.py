@@ -47,6 +47,19 @@ def group_scaled(rewards: Tensor, eps: float = 1e-4) -> Tensor:
     return centered / (variance.sqrt() + eps)
 
 
+def batch_scaled(rewards: Tensor, eps: float = 1e-4) -> Tensor:
+    """A = (r - mean of the group) / (std of all centered rewards of the batch + eps).
+
+    Shapes: rewards `[P, G]`; returns `[P, G]`. Hard and easy prompts, whose groups differ little, keep their small
+    gradient. The standard deviation is the unbiased one. Source: Hu et al. 2025, REINFORCE++ (arXiv:2501.03262).
+
+    Becomes `group_scaled` when there is one group.
+    """
+    centered = _centered(rewards)[0]
+    count = (~rewards.isnan()).sum()
+    return centered / ((centered.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)
+
+
 def leave_one_out(rewards: Tensor) -> Tensor:
     """A = r - mean of the others in the group = n / (n - 1) · (r - mean of the group), n the number scored.
 
@@ -88,3 +101,6 @@ def _centered(rewards: Tensor) -> tuple[Tensor, Tensor]:
     lowest = rewards.masked_fill(~scored, torch.inf).amin(1, keepdim=True)
     # highest <= lowest, not std == 0: the mean of equal values may round to another value.
     return (filled - mean).masked_fill(~scored | (highest <= lowest), 0), count
+
+
+SCALES = {"group": "group_scaled", "batch": "batch_scaled", "none": "group_centered"}  # GRPO's choices

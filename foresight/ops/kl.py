@@ -61,3 +61,6 @@ def normal(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tens
     variance_ratio = (std / ref_std).square()
     distance = ((mean - ref_mean) / ref_std).square()
     return 0.5 * (variance_ratio + distance - 1 - variance_ratio.log()).sum(-1)
+
+
+IN_LOSS = ("k2", "k3")  # the choices of a penalty in a loss; the gradient of k1 is zero on average

@@ -44,6 +44,17 @@ def sigmoid(difference: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
     )
 
 
+def robust(difference: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
+    """rDPO: (-(1 - ε) log σ(β D) + ε log σ(-β D)) / (1 - 2ε), whose mean over labels of which ε are wrong is DPO's.
+
+    Shapes: difference `[B]`; returns `[B]`. Source: Chowdhury et al. 2024 (arXiv:2403.00409).
+
+    Becomes `sigmoid` when ε is 0.
+    """
+    right, wrong = functional.logsigmoid(beta * difference), functional.logsigmoid(-beta * difference)
+    return (smoothing * wrong - (1 - smoothing) * right) / (1 - 2 * smoothing)
+
+
 def ipo(difference: Tensor, beta: float, smoothing: float = 0.0) -> Tensor:
     """IPO: (D - 1 / (2β))², so that D stops growing at 1 / (2β).
 
@@ -97,4 +108,4 @@ def _log_odds(logprob: Tensor) -> Tensor:
     return logprob - torch.log(-torch.expm1(logprob))
 
 
-LOSSES = ("sigmoid", "ipo", "hinge")  # DPO's choices
+LOSSES = ("sigmoid", "robust", "ipo", "hinge")  # DPO's choices

@@ -25,6 +25,15 @@ def test_dpo_and_cdpo(smoothing):
     torch.testing.assert_close(loss, torch.tensor(expected), atol=1e-5, rtol=0)
 
 
+@sabotaged_by("foresight.ops.preference.robust", flip_sign, change("smoothing", lambda e: e / 2))
+def test_rdpo_is_unbiased_under_the_noise_that_it_expects():
+    """(1 − ε) L(D) + ε L(−D) is DPO's loss; without noise it is that loss itself."""
+    differences = torch.tensor(D, dtype=torch.float64)
+    noisy = 0.8 * preference.robust(differences, 0.3, 0.2) + 0.2 * preference.robust(-differences, 0.3, 0.2)
+    torch.testing.assert_close(noisy, preference.sigmoid(differences, 0.3))
+    torch.testing.assert_close(preference.robust(differences, 0.3), preference.sigmoid(differences, 0.3))
+
+
 @sabotaged_by("foresight.ops.preference.ipo", change("beta", lambda b: 2 * b))
 def test_ipo_has_its_minimum_where_the_odds_are_half_the_inverse_of_beta():
     torch.testing.assert_close(preference.ipo(torch.tensor([5.0, 4.0, 0.0]), 0.1), torch.tensor([0.0, 1.0, 25.0]))

@@ -4,8 +4,9 @@
 
 β log π_θ/π_ref is the implicit reward of a policy, and the loss is that of the Bradley-Terry model with this reward.
 The other losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing` above
-0, `sigmoid` is cDPO. With `length_normalized` the log-probabilities are means over tokens, so that longer answers have
-no advantage.
+0, `sigmoid` is cDPO and `robust` is rDPO (arXiv:2403.00409). With `nll_coef` above 0 the negative log-probability of
+the chosen answer is added, so that it cannot become unlikely (RPO, Pang et al. 2024, arXiv:2404.19733). With
+`length_normalized` the log-probabilities are means over tokens, so that longer answers have no advantage.
 
 Kept: all of it. The prompt is computed once for both answers, and tokenized once with each. Dropout is never active.
 """
@@ -54,9 +55,11 @@ class Config:
     beta: float = 0.1
     """β: how strongly the policy is kept near the reference (paper: 0.1)."""
     loss: str = "sigmoid"
-    """The function of `ops.preference`: sigmoid (DPO), ipo or hinge."""
+    """The function of `ops.preference`: sigmoid (DPO), robust, ipo or hinge."""
     label_smoothing: float = 0.0
-    """ε of cDPO: the share of pairs with swapped labels."""
+    """ε of cDPO (sigmoid) and rDPO (robust): the share of pairs with swapped labels."""
+    nll_coef: float = 0.0
+    """α of RPO: weight of the chosen answer's negative log-probability per token (paper: 1)."""
     length_normalized: bool = False
     """Whether log-probabilities are means over tokens instead of sums (as for IPO in TRL, but not in IPO's paper)."""
     learning_rate: float = 1e-6
@@ -83,10 +86,10 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     """Load the policy, freeze a copy of it, and make the optimizer."""
     if config.loss not in preference.LOSSES:
         raise unknown("loss", config.loss, preference.LOSSES)
-    if config.label_smoothing and (config.loss != "sigmoid" or not 0 <= config.label_smoothing < 0.5):
+    if config.label_smoothing and (config.loss not in ("sigmoid", "robust") or not 0 <= config.label_smoothing < 0.5):
         raise UserError(
             f"label_smoothing is {config.label_smoothing:g} with the loss '{config.loss}': it is the share of wrong "
-            "labels that cDPO expects, in [0, 0.5), and the losses ipo and hinge have none."
+            "labels that cDPO and rDPO expect, in [0, 0.5), and the losses ipo and hinge have none."
         )
     if not config.beta > 0:
         raise UserError(f"beta is {config.beta:g}: the reward is β times a log-ratio, so it must be more than 0.")
@@ -97,19 +100,25 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
 act = answer
 
 
-def log_odds(state: State, batch: TokenBatch) -> Tensor:
-    """log π_θ/π_ref of the chosen and of the rejected answer, `[P, 2]`: the implicit rewards divided by β."""
+def log_odds(state: State, batch: TokenBatch, logprob: Tensor | None = None) -> Tensor:
+    """log π_θ/π_ref of the chosen and of the rejected answer, `[P, 2]`: the implicit rewards divided by β.
+
+    `logprob` `[P, 2]`: log π_θ of the answers, if it is known already.
+    """
     with torch.no_grad():
         reference = state.reference.logprob(batch)[0].sum(-1)
-    odds = state.policy.logprob(batch)[0].sum(-1) - reference
+    odds = (state.policy.logprob(batch)[0].sum(-1) if logprob is None else logprob) - reference
     return odds / batch.length.to(odds.device) if state.config.length_normalized else odds
 
 
 def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a micro-batch `[P, 2, T]` (chosen first), divided by all `pairs`, and sums for the metrics."""
-    config, odds = state.config, log_odds(state, batch)
+    config, logprob = state.config, state.policy.logprob(batch)[0].sum(-1)
+    odds = log_odds(state, batch, logprob)
     difference = odds[:, 0] - odds[:, 1]
     terms = getattr(preference, config.loss)(difference, config.beta, config.label_smoothing)
+    if config.nll_coef:
+        terms = terms - config.nll_coef * logprob[:, 0] / batch.length[:, 0].to(logprob.device)
     rewards = config.beta * odds.detach()
     return terms.sum() / pairs, {
         "accuracy": (0.5 * (difference >= 0) + 0.5 * (difference > 0)).sum(),  # a tie, as at the start, scores one half

@@ -7,8 +7,8 @@ For each prompt q sample a group of G completions o_1..o_G from the policy, grad
 
 There is no critic: the mean reward of the group is the baseline. Kept: outcome supervision, the clipped token-level
 ratio, the k3 penalty with a frozen reference (off by default, as is usual now; as a loss its gradient is that of
-KL(π_ref ‖ π), while `ops.kl.k2` has that of KL(π ‖ π_ref)). Left out: process supervision, and the outer loop that
-retrains the reward model.
+KL(π_ref ‖ π), while that of k2 is the gradient of KL(π ‖ π_ref)). Left out: process supervision, and the outer loop
+that retrains the reward model. Added: other scales of the rewards, an upper clip of its own, and an entropy bonus.
 
 Three optimizations do not change the result: tokens shared by completions are computed once (`nets.language.model`),
 groups of equal rewards have no gradient and are skipped, and the forward pass of the first gradient step gives π_old.
@@ -25,9 +25,10 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import TextTask
+from foresight.errors import unknown
 from foresight.nets.language.model import LanguageModel
+from foresight.ops import advantage as advantages
 from foresight.ops import kl
-from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_sequence
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
@@ -70,8 +71,16 @@ class Config:
     """Gradient steps per epoch (paper: 1), each on a subset of the groups. π_old is the policy before the first."""
     clip_ratio: float = 0.2
     """ε of the clipped ratio."""
+    clip_high: float | None = None
+    """ε above 1, if it is another one than below (DAPO: 0.28)."""
+    scale: str = "group"
+    """Rewards are divided by the standard deviation of the "group", of the "batch" (REINFORCE++), or by "none"."""
+    entropy_coef: float = 0.0
+    """Weight of an entropy bonus (paper: none)."""
     kl_coef: float = 0.0
-    """β of the k3 penalty (paper: 0.04). Above 0, a frozen copy of the initial policy is kept."""
+    """β of the KL penalty (paper: 0.04). Above 0, a frozen copy of the initial policy is kept."""
+    kl_estimator: str = "k3"
+    """The function of `ops.kl` in the loss: k3 (paper) or k2."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -92,9 +101,18 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     """Load the policy, freeze a reference if there is a penalty, and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
+    choices(config)
     policy, optimizer, generator = language.build(config, device)
     reference = language.frozen(policy) if config.kl_coef > 0 else None
     return State(config, policy, reference, optimizer, generator)
+
+
+def choices(config: Config) -> None:
+    """Raise UserError for an unknown scale or estimator."""
+    if config.scale not in advantages.SCALES:
+        raise unknown("scale", config.scale, advantages.SCALES)
+    if config.kl_estimator not in kl.IN_LOSS:
+        raise unknown("kl_estimator", config.kl_estimator, kl.IN_LOSS)
 
 
 act = answer
@@ -110,12 +128,14 @@ def loss(
     config = state.config
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     rho = ratio(logprob, logprob if old is None else old)
-    terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_ratio)
-    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_ratio)
+    terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_ratio, config.clip_high)
+    sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_ratio, config.clip_high)
+    if config.entropy_coef:
+        terms = terms - config.entropy_coef * entropy
     if state.reference is not None:
         with torch.no_grad():
             reference = state.reference.logprob(batch, config.temperature)[0]
-        penalty = kl.k3(logprob, reference)
+        penalty = getattr(kl, config.kl_estimator)(logprob, reference)
         terms = terms + config.kl_coef * penalty
         sums["kl"] = (penalty.detach() * batch.mask.to(penalty.device)).sum()
     return (weights * terms).sum(), logprob, sums
@@ -124,10 +144,10 @@ def loss(
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
-    advantage = group_scaled(rewards)
+    advantage = getattr(advantages, advantages.SCALES[config.scale])(rewards)
     scored = batch.scored(rewards, config.mask_truncated)
     weights = per_sequence
-    flat_too = state.reference is not None  # the penalty has a gradient even where rewards are equal
+    flat_too = state.reference is not None or config.entropy_coef != 0  # they have a gradient where rewards are equal
     return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, flat_too)
 
 

@@ -85,6 +85,14 @@ class Config:
     """Discount between tokens (paper: 1)."""
     gae_lambda: float = 0.95
     """λ of GAE (paper: 0.95)."""
+    critic_lambda: float | None = None
+    """λ of the critic's targets, if it is another one: 1 is unbiased (VC-PPO, arXiv:2503.01491)."""
+    critic_warmup: int = 0
+    """First updates that train the critic only (value pretraining of VC-PPO)."""
+    normalize_reward: bool = False
+    """Whether scores are normalized to mean 0 and standard deviation 1 over the rollout."""
+    clip_reward: float | None = None
+    """Bound of the absolute score, after normalization."""
     kl_coef: float = 0.02
     """β: weight of the KL penalty, in reward per nat (paper: 0.02)."""
     entropy_coef: float = 0.0
@@ -167,13 +175,15 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
     value = gather(state.critic.values, batch, config.tuning.micro_tokens)
     distance = kl.k1(old, reference) * batch.mask
     mask = batch.scored(rewards, config.mask_truncated)
-    score = rewards.nan_to_num() - config.missing_eos_penalty * ~batch.stopped
+    score = shaped(rewards, config.normalize_reward, config.clip_reward) - config.missing_eos_penalty * ~batch.stopped
     reward = (-config.kl_coef * distance).scatter_add(-1, last, score[..., None])
     position = torch.arange(mask.shape[-1])
     discount, cut = config.gamma * (position < last).float(), (position >= last).float()
     next_value = torch.nn.functional.pad(value[..., 1:], (0, 1))
     r, d, c, v, n, m = (x.flatten(0, 1) for x in (reward, discount, cut, value, next_value, mask))
     advantage, target = gae(r, d, c, v, n, config.gae_lambda, m)
+    if config.critic_lambda is not None:
+        target = gae(r, d, c, v, n, config.critic_lambda, m)[1]
     if config.whiten:
         advantage = normalize(advantage, m)
     targets = Targets(old, value, advantage.view(mask.shape), target.view(mask.shape), mask)
@@ -184,6 +194,15 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
         "unscorable": rewards.isnan().float().mean().item(),
         **({"explained_variance": explained_variance(value[mask], targets.target[mask]).item()} if mask.any() else {}),
     }
+
+
+def shaped(rewards: Tensor, normalized: bool, bound: float | None) -> Tensor:
+    """Scores `[P, G]`, 0 where unscorable: normalized over the scored ones, then clipped to ±`bound`, if wanted."""
+    scored = ~rewards.isnan()
+    score = rewards.nan_to_num()
+    if normalized:
+        score = normalize(score, scored)
+    return score if bound is None else score.clamp(-bound, bound)
 
 
 def policy_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -221,13 +240,15 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
             parts = split(batch, groups, config.tuning.micro_tokens)
             micro_batches = [_part(batch, targets, weights, part, device) for part in parts]
             with state.policy.precision():
-                actor = step(
-                    state.optimizer,
-                    (functools.partial(policy_loss, state, *one) for one in micro_batches),
-                    config.learning_rate * scale,
-                    config.tuning.max_grad_norm,
-                    int(batch.length[groups].sum()),
-                )
+                actor = dict[str, float]()
+                if state.step >= config.critic_warmup:
+                    actor = step(
+                        state.optimizer,
+                        (functools.partial(policy_loss, state, *one) for one in micro_batches),
+                        config.learning_rate * scale,
+                        config.tuning.max_grad_norm,
+                        int(batch.length[groups].sum()),
+                    )
                 critic = step(
                     state.critic_optimizer,
                     (functools.partial(value_loss, state, *one) for one in micro_batches),

@@ -14,6 +14,17 @@ from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, ro
 from tests.sabotage import flip_sign, sabotaged_by, scaled
 
 
+def nll_of_both(original):
+    """The term on the rejected answer as well."""
+
+    def mutant(state, batch, pairs):
+        value, sums = original(state, batch, pairs)
+        rejected = state.policy.logprob(batch)[0].sum(-1)[:, 1] / batch.length[:, 1]
+        return value - state.config.nll_coef * rejected.sum() / pairs, sums
+
+    return mutant
+
+
 @sabotaged_by("foresight.ops.preference.sigmoid", flip_sign, scaled(0.5))
 @pytest.mark.parametrize("length_normalized", [False, True])
 def test_dpo_is_the_papers_equation_7(length_normalized):
@@ -38,6 +49,21 @@ def test_dpo_is_the_papers_equation_7(length_normalized):
     assert math.isclose(metrics["loss"], total.item(), rel_tol=1e-5)
     assert math.isclose(metrics["accuracy"], right / 6, rel_tol=1e-6)
     same_gradients(caught, model.parameters())
+
+
+@sabotaged_by("foresight.algorithms.language.dpo.loss", nll_of_both)
+def test_the_nll_of_the_chosen_answer_is_added_per_token():
+    """RPO, arXiv:2404.19733, eq. 2; with equal policy and reference DPO's own gradient and this one add up."""
+    state, plain = build(dpo, beta=0.3, nll_coef=0.7), build(dpo, beta=0.3)
+    rows = dpo._corpus(state, PAIRS)
+    batch, model = rows.batch(range(6)), copy.deepcopy(state.policy)
+    both, without = gradient(dpo, state, batch)[0], gradient(dpo, plain, batch)[0]
+    nll = -sum(
+        row_logprob(model, p, answers[0]).mean() for p, answers in zip(rows.prompts, rows.completions, strict=True)
+    )
+    (0.7 * nll / 6).backward()
+    for a, b, weight in zip(both, without, model.parameters(), strict=True):
+        torch.testing.assert_close(a - b, weight.grad, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("loss", "smoothing"), [("ipo", 0.1), ("hinge", 0.1), ("sigmoid", 0.5), ("sigmoid", -0.1)])

@@ -156,3 +156,57 @@ def test_too_few_prompts_is_refused():
     task = TextTask("t", [Example("1?")], [Example("2?")], _count_a)
     with pytest.raises(UserError, match="1 training prompts"):
         next(grpo.train(_config(), task))
+
+
+def _scaled_by_group(original):
+    return lambda rewards, eps=1e-4: grpo.advantages.group_scaled(rewards)
+
+
+@sabotaged_by("foresight.ops.advantage.batch_scaled", _scaled_by_group)
+def test_rewards_are_scaled_by_the_batch_or_not_at_all():
+    """The gradient is that of hand-made advantages, handed in as rewards that are not scaled any more."""
+    for scale in ("batch", "none"):
+        state, batch, rewards = _rollout(scale=scale)
+        plain = grpo.build(_config(scale="none"))
+        centered = rewards - rewards.mean(1, keepdim=True)
+        deviation = (centered.square().sum() / 15).sqrt() + 1e-4
+        expected = centered / deviation if scale == "batch" else centered
+        for mine, theirs in zip(_gradient(state, batch, rewards), _gradient(plain, batch, expected), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+
+
+@sabotaged_by("foresight.ops.kl.k2", scaled(0.5))
+def test_the_estimator_of_the_penalty_is_the_one_that_is_named():
+    """Far from the reference k2 and k3 differ; the reported penalty is the named function of the log-probabilities."""
+    found = {}
+    for name in ("k2", "k3"):
+        state, batch, rewards = _rollout(kl_coef=0.1, kl_estimator=name)
+        with torch.no_grad():
+            for weight in state.reference.parameters():
+                weight.mul_(1.3)
+            distance = state.policy.logprob(batch)[0] - state.reference.logprob(batch)[0]
+        values = 0.5 * distance.square() if name == "k2" else torch.expm1(-distance) + distance
+        found[name] = grpo.update(state, batch, rewards)["kl"]
+        assert math.isclose(found[name], (values * batch.mask).sum() / batch.mask.sum(), rel_tol=1e-4)
+    assert not math.isclose(found["k2"], found["k3"], rel_tol=1e-2)
+
+
+def test_an_entropy_bonus_raises_the_entropy_of_equal_rewards():
+    state, batch, _ = _rollout(entropy_coef=1.0, learning_rate=1e-3)
+    before = grpo.update(state, batch, torch.ones(4, 4))["entropy"]
+    assert grpo.update(state, batch, torch.ones(4, 4))["entropy"] > before
+
+
+def test_the_upper_clip_is_its_own():
+    """A second pass over better answers stops at 1 + clip_high."""
+    fractions = [
+        grpo.update(*_rollout(epochs=6, learning_rate=3e-3, clip_high=high, clip_ratio=0.9))["clip_fraction"]
+        for high in (0.01, 5.0)
+    ]
+    assert fractions[0] > fractions[1]
+
+
+@pytest.mark.parametrize("field", ["scale", "kl_estimator"])
+def test_an_unknown_choice_names_the_valid_ones(field):
+    with pytest.raises(UserError, match=field):
+        grpo.build(_config(**{field: "k9"}))

@@ -207,3 +207,32 @@ def test_a_mid_run_state_continues_bit_for_bit():
 def test_more_minibatches_than_prompts_are_refused():
     with pytest.raises(UserError, match="minibatches is 7"):
         _rollout(minibatches=7)
+
+
+@sabotaged_by("foresight.algorithms.language.rlhf_ppo.shaped", lambda f: lambda rewards, *rest: rewards.nan_to_num())
+def test_scores_are_normalized_over_the_scored_ones_and_then_clipped():
+    rewards = torch.tensor([[1.0], [3.0], [math.nan], [11.0]])
+    found = rlhf_ppo.shaped(rewards, True, 1.0)
+    expected = (torch.tensor([1.0, 3.0, 11.0]) - 5) / torch.tensor([1.0, 3.0, 11.0]).std()
+    torch.testing.assert_close(found[[0, 1, 3], 0], expected.clamp(-1, 1))
+    assert found[2] == 0 and torch.equal(rlhf_ppo.shaped(rewards, False, None), rewards.nan_to_num())
+
+
+def test_the_critic_has_a_lambda_of_its_own():
+    """With 1 its targets are the returns, whatever the advantages' λ; without it they are those of one GAE."""
+    state, batch = _rollout(kl_coef=0.0, gae_lambda=0.3, critic_lambda=1.0, whiten=False)
+    state.critic.reset(0.5, torch.Generator().manual_seed(2))
+    own, _ = rlhf_ppo.prepare(state, batch, REWARDS)
+    torch.testing.assert_close(own.target, REWARDS[..., None] * own.mask, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(own.advantage + own.value, own.target)
+
+
+def test_the_critic_may_be_trained_first():
+    state, batch = _rollout(critic_warmup=1, learning_rate=1e-2)
+    before, head = copy.deepcopy(state.policy.state_dict()), copy.deepcopy(state.critic.state_dict())
+    rlhf_ppo.update(state, batch, REWARDS)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), state.policy.state_dict().values(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(head.values(), state.critic.state_dict().values(), strict=True))
+    state.step = 1
+    rlhf_ppo.update(state, batch, REWARDS)
+    assert any(not torch.equal(a, b) for a, b in zip(before.values(), state.policy.state_dict().values(), strict=True))
