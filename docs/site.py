@@ -1,6 +1,7 @@
 """Lay out what `make docs` builds: the pages, a reference of all modules, and the files that pages link to.
 
-The page of an algorithm ends with its rows of the results.
+The page of an algorithm ends with three sections from the repository: its functions and what they call, its
+hyperparameters and presets with their sources, and its rows of the results.
 
 python docs/site.py stage OUT    writes Markdown to OUT, which both mkdocs and Zensical build
 python docs/site.py check SITE   fails if a built page loads anything from elsewhere, or links to a page that is missing
@@ -25,6 +26,7 @@ LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?\)")
 TOPS = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 SHOWN = {".json", ".png", ".svg", ".gif", ".mp4", ".ipynb"}  # a browser shows them as they are; others end in .txt
 FAMILIES = "foresight.algorithms."
+UNPUBLISHED = "\n## Published results\n\nNone yet: this algorithm is tested, but no row of the results names it.\n"
 
 
 def modules() -> dict[str, Path]:
@@ -113,6 +115,86 @@ def reached() -> dict[str, str]:
     return {name: "\n".join([*head, *dict.fromkeys(lines), ""]) for name, lines in found.items()}
 
 
+def described(node: ast.AST) -> str:
+    """The first paragraph of a docstring, fit for a table."""
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
+    return " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def imports(tree: ast.Module) -> dict[str, str]:
+    """The names of this package that a module imports, with their dotted paths."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("foresight."):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def uses(tree: ast.Module, names: dict[str, Path]) -> dict[str, str]:
+    """The functions of this package that a module calls, by dotted path, with what they do; in order."""
+    known, found = imports(tree), {}
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        parts = ast.unparse(call).split(".")
+        path = ".".join([known.get(parts[0], ""), *parts[1:]])
+        module, _, function = path.rpartition(".")
+        if module in names and path not in found:
+            body = ast.parse(names[module].read_text(encoding="utf-8")).body
+            for node in body:
+                if getattr(node, "name", "") == function:
+                    found[path] = described(node)
+    return found
+
+
+def anatomy(file: Path, names: dict[str, Path]) -> str:
+    """A section for the page of an algorithm: the functions of its file in order, and the functions that they call."""
+    source = file.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    top = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+    lines = [
+        "",
+        "## In the code",
+        "",
+        f"The functions of [`{file.stem}.py`](../{file.relative_to(ROOT)}), in order:",
+        "",
+    ]
+    lines += ["| function | what it does |", "|---|---|"]
+    lines += [f"| `{name}` | {described(node)} |" for name, node in top.items()]
+    aside = ("foresight.errors", "foresight.training.options")
+    called = {path: text for path, text in uses(tree, names).items() if text and not path.startswith(aside)}
+    lines += ["", "They call:", "", "| function | what it does |", "|---|---|"]
+    for path, text in called.items():
+        module = names[path.rpartition(".")[0]].relative_to(ROOT)
+        lines.append(f"| [`{path.removeprefix('foresight.')}`](../{module}) | {text} |")
+    for name in ("update", "act_and_update", "train"):
+        if name in top:
+            code = ast.get_source_segment(source, top[name])
+            lines += ["", f'<details markdown="1"><summary>{name}</summary>', "", "```python", str(code), "```", ""]
+            lines += ["</details>"]
+    return "\n".join([*lines, ""])
+
+
+def hyperparameters(name: str) -> str:
+    """A section for the page of an algorithm: the fields of its Config and its presets, with their sources."""
+    from foresight.cli import fields
+    from foresight.runtime import catalog
+
+    def cell(text: str) -> str:
+        return " ".join(text.split()).replace("|", "\\|")
+
+    lines = ["", "## Hyperparameters", "", "| field | default | meaning, unit, source |", "|---|---|---|"]
+    for field in fields.describe(catalog.config_class(name), catalog.entry(name).path):
+        lines.append(f"| `{field.name}` | `{field.default!r}` | {cell(field.help)} |")
+    presets = catalog.presets(name)
+    if presets:
+        lines += ["", f"Presets (`foresight train {name} --preset NAME`), which hold what differs:", ""]
+        lines += ["| preset | differs | source |", "|---|---|---|"]
+        for key, preset in presets.items():
+            given = ", ".join(f"{part}: {value}" for part, value in preset.items() if part != "source")
+            lines.append(f"| `{key}` | {cell(f'`{given}`')} | {cell(str(preset.get('source', '')))} |")
+    return "\n".join([*lines, ""])
+
+
 def layers(names: dict[str, Path]) -> str:
     """The first page of the reference."""
     lines = ["# Reference", "", "Every public module, from its docstrings. `foresight show NAME` prints an algorithm's"]
@@ -135,8 +217,11 @@ def stage(out: Path) -> int:
     pages |= {place: ROOT / name for name, place in TOPS.items()}
     shutil.rmtree(out, ignore_errors=True)
     results = reached()
+    papers = {name.split(".")[-1]: file for name, file in names.items() if name.startswith(FAMILIES)}
     for page, source in pages.items():
-        text = source.read_text(encoding="utf-8") + results.get(page.removesuffix(".md"), "")
+        text, name = source.read_text(encoding="utf-8"), page.removesuffix(".md")
+        if name in papers and papers[name].name != "__init__.py":
+            text += anatomy(papers[name], names) + hyperparameters(name) + results.get(name, UNPUBLISHED)
         write(out / page, rewritten(text, source, page, known, copies))
     for name, file in names.items():
         write(out / known[file], listing(name, file, names))
