@@ -1,0 +1,127 @@
+"""A solution of errands without learning, in three parts: a plan in words, points on the way, and thrust.
+
+They stand in for the layers of `agents.stack`, and are what the learned ones imitate.
+"""
+
+from __future__ import annotations
+
+import re
+
+from foresight.envs.control.errands import rules
+from foresight.envs.control.errands.rules import CELLS, MARGIN, OPENING, THRUST, Errand, center, room_of
+
+KEEP, CLOSE, OPEN = 0.0, 1.0, -1.0  # of the gripper
+SUBGOAL = re.compile(
+    r"pick up the (?P<pick>\w+ \w+)|open the (?P<open>\w+) door|(?P<drop>drop it)|bring it to the (?P<bring>\w+ \w+)"
+    r"|bring the (?P<what>\w+ \w+) to the (?P<where>\w+ \w+)"
+)
+STIFFNESS, DAMPING = 0.15, 0.75  # of `steer`: thrust per distance and per velocity, in units of THRUST
+
+
+def plan(instruction: str, hand: str = "", locked: str = "") -> list[str]:
+    """Subgoals for "bring the A to the B" with an object in the hand and a door that is known to be locked.
+
+    Empty if the instruction is of another form.
+    """
+    found = SUBGOAL.fullmatch(instruction)
+    if found is None or not found["what"]:
+        return []
+    wanted, plans = [f"{locked} key"] * bool(locked) + [found["what"]], list[str]()
+    for number, name in enumerate(wanted):
+        if hand != name:
+            plans += ["drop it"] * bool(hand) + [f"pick up the {name}"]
+        hand = name
+        if locked and not number:
+            plans.append(f"open the {locked} door")
+    return [*plans, f"bring it to the {found['where']}"]
+
+
+def point(errand: Errand, text: str) -> tuple[float, float, float]:
+    """Where to go next for a subgoal, x and y, and what the gripper does there.
+
+    A whole instruction is a subgoal too: without plans or doors. Text of another form, or about what is not there:
+    stay.
+    """
+    x, y = errand.place
+    stay = (x, y, KEEP)
+    found = SUBGOAL.fullmatch(text)
+    if found is None:
+        return stay
+    holds = errand.hand.name if errand.hand else ""
+    if found["drop"]:
+        return x, y, OPEN
+    if found["open"]:
+        return stay if errand.lock is None or errand.color != found["open"] else (*_to_door(errand, errand.lock), KEEP)
+    put = found["bring"] or (found["where"] if holds == found["what"] else None)
+    name = put or found["pick"] or found["what"]
+    thing = next((one for one in errand.things if one.name == name and one.cell is not None), None)
+    if thing is None or thing.cell is None:
+        return stay
+    column, row = thing.cell
+    cell = (column + (1 if column % 6 <= 2 else -1), row) if put else thing.cell  # put it down beside
+    room = room_of(center(cell))
+    if (way := _way(errand, room)) is not None:
+        return (*way, KEEP)
+    return (*center(cell), OPEN if put else CLOSE)
+
+
+def steer(offset: tuple[float, float], velocity: tuple[float, float]) -> tuple[float, float]:
+    """Thrust toward a point at `offset` from the disc: a spring with damping."""
+    right, down = (
+        min(max((STIFFNESS * d - DAMPING * v) / THRUST, -1.0), 1.0) for d, v in zip(offset, velocity, strict=True)
+    )
+    return right, down
+
+
+def _way(errand: Errand, room: int) -> tuple[float, float] | None:
+    """The next point on the way to a room; None in it."""
+    here = room_of(errand.place)
+    inside = _doorway(errand)
+    if here == room:
+        return None if inside is None else _beside(errand, inside, here)
+    forward = (errand.wall - here) % 4 >= (room - here) % 4  # clockwise, unless the wall without a door is there
+    door = here if forward else (here - 1) % 4
+    return _through(errand, door, here, inside)
+
+
+def _through(errand: Errand, door: int, here: int, inside: int | None) -> tuple[float, float]:
+    """The next point on the way through a door of the room `here`."""
+    if inside is not None and inside != door:
+        return _beside(errand, inside, here)
+    across = errand.place[1 if door in (0, 2) else 0]
+    straight = abs(across - errand.middle(door)) < OPENING / 2
+    other = (door + 1) % 4 if here == door else door
+    return _beside(errand, door, other if straight or inside == door else here)
+
+
+def _to_door(errand: Errand, door: int) -> tuple[float, float]:
+    """The next point on the way to touch a door."""
+    here = room_of(errand.place)
+    if here in (door, (door + 1) % 4):
+        return _through(errand, door, here, _doorway(errand))
+    forward = (errand.wall - here) % 4 >= (door - here) % 4
+    way = _way(errand, door if forward else (door + 1) % 4)
+    assert way is not None
+    return way
+
+
+def _doorway(errand: Errand) -> int | None:
+    """The door in which the disc is."""
+    for axis in (0, 1):
+        if abs(errand.place[axis] - 0.5) < MARGIN - 1e-6:
+            return rules.door_in(axis, errand.place[1 - axis])
+    return None
+
+
+def _beside(errand: Errand, door: int, room: int) -> tuple[float, float]:
+    """The middle of the cell of `room` that touches a door."""
+    row = errand.rows[door]
+    if door in (0, 2):
+        return center((CELLS // 2 - (1 if room in (0, 3) else 0), row))
+    return center((row, CELLS // 2 - (1 if room in (0, 1) else 0)))
+
+
+def arrived(offset: tuple[float, float], velocity: tuple[float, float]) -> bool:
+    """Whether the gripper may act: near the point, and slow."""
+    return max(map(abs, offset)) <= rules.REACH / 2 and max(map(abs, velocity)) <= rules.SLOW
+
