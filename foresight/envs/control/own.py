@@ -48,6 +48,7 @@ TASKS = {
     "TwoRoom-v0": Task("two_room", "TwoRoom", {"ahead": 25}, {"ahead": 0}),
     "TwoRoutes-v0": Task("two_routes", "TwoRoutes", {}, {}),
     "PushT-v0": Task("pusht", "PushT", {}, {}),
+    "ErrandPoints-v0": Task("errands.points", "Points", {"held_out": 0}, {"held_out": 0}),
     "Glide-v0": Task("errands.glide", "Glide", {}, {}),
     "KeyDoor-v0": Task("key_door", "KeyDoor", {"size": 6, "view": 5}, {"size": 2, "view": 3}),
 }

@@ -17,6 +17,7 @@ from foresight.envs.text.arithmetic import addition, largest, repeats, stories
 from foresight.envs.text.chains import chains
 from foresight.envs.text.countdown import countdown, game24
 from foresight.envs.text.dataset import dataset
+from foresight.envs.text.errands import errands
 from foresight.envs.text.planners import planners
 from foresight.envs.text.reasoning_gym import reasoning_gym
 from foresight.envs.text.rewards import REWARD_TIMEOUT
@@ -29,7 +30,7 @@ from foresight.errors import UserError
 TASKS: dict[str, Callable[..., TextTask]] = {
     "addition": addition, "largest": largest, "stories": stories, "repeats": repeats,
     "countdown": countdown, "game24": game24,
-    "chains": chains, "sorting": sorting, "planners": planners,
+    "chains": chains, "sorting": sorting, "planners": planners, "errands": errands,
 }  # fmt: skip
 NUMBERS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,)}  # accepted types
 

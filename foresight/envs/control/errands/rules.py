@@ -24,7 +24,7 @@ GRAPHS = tuple((wall, lock) for wall in range(4) for lock in (None, *((wall + i)
 HELD_GRAPHS = ((0, 1), (1, 3), (2, 1), (3, None))  # (wall without a door, locked door): never seen in training
 SPLITS = ("train", "instructions", "layouts", "held_out")  # held_out: new instructions in new layouts
 
-CELLS, OBJECTS, LIMIT = 12, 5, 500  # cells a side; objects of an errand; steps before it ends
+CELLS, OBJECTS, LIMIT = 12, 5, 600  # cells a side; objects of an errand; steps before it ends
 MARGIN, OPENING = 0.04, 0.05  # how near the disc's center gets to a wall, and to the middle line of a doorway
 GAP = 1e-4  # by which a wall stops the disc before it touches: rounding must not put it inside
 FRICTION, THRUST, SPEED = 0.97, 0.008, 0.05  # velocity kept per step; gained at full thrust; highest along an axis
@@ -55,6 +55,7 @@ class Sense:
     hand: str  # the name of the held object; "" if there is none
     slipped: str  # the name of an object that was lost in this step, without having been released
     touched: str  # the color of the locked door that was touched in this step
+    opened: str  # the color of the door that was opened in this step
 
 
 class Errand:
@@ -88,23 +89,21 @@ class Errand:
         self.opened = False
         self.velocity = [0.0, 0.0]
         self.things = [Thing(*name.split(), None) for name in names]
-        self.cell = draw.choice(free_cells())
-        self.place = list(center(self.cell))
+        self.place = list(center(draw.choice(free_cells())))
+        apart, near = list(free_cells()), self.reachable()
         for thing in self.things:
-            apart = [cell for cell in free_cells() if all(_distance(cell, other) > 1 for other in self._taken())]
-            if thing.name == key:
-                apart = [cell for cell in apart if room_of(center(cell)) in self.reachable()]
-            thing.cell = draw.choice(apart)
+            thing.cell = draw.choice([c for c in apart if room_of(center(c)) in near] if thing.name == key else apart)
+            apart = [cell for cell in apart if distance(cell, thing.cell) > 1]
         self.hand: Thing | None = None
         self.instruction = f"bring the {names[0]} to the {names[1]}"
         self._slips = self._shuts = -1  # the step of a failure; -1: none
-        self._slipped = self._touched = ""
+        self._slipped = self._touched = self._opened = ""
 
     @property
     def success(self) -> bool:
         """Whether the object lies in a cell beside the one where it was to be brought."""
         moved, target = self.things[:2]
-        return moved.cell is not None and target.cell is not None and _distance(moved.cell, target.cell) == 1
+        return moved.cell is not None and target.cell is not None and distance(moved.cell, target.cell) == 1
 
     @property
     def over(self) -> bool:
@@ -114,7 +113,7 @@ class Errand:
     def sense(self) -> Sense:
         """What the sensors report after the last step."""
         (x, y), (vx, vy) = self.place, self.velocity
-        return Sense((x, y), (vx, vy), self.hand.name if self.hand else "", self._slipped, self._touched)
+        return Sense((x, y), (vx, vy), self.hand.name if self.hand else "", self._slipped, self._touched, self._opened)
 
     def closed(self, door: int) -> bool:
         """Whether a door cannot be passed: there is none, or it is locked."""
@@ -136,7 +135,7 @@ class Errand:
     def step(self, right: float, down: float, grip: float) -> None:
         """One step: thrust along x and y in [-1, 1]; grip above 0.5 closes the gripper, below -0.5 opens it."""
         self.time += 1
-        self._slipped = self._touched = ""
+        self._slipped = self._touched = self._opened = ""
         for axis, thrust in enumerate((right, down)):
             speed = FRICTION * self.velocity[axis] + THRUST * min(max(thrust, -1.0), 1.0)
             self.velocity[axis] = min(max(speed, -SPEED), SPEED)
@@ -172,7 +171,7 @@ class Errand:
 
     def _touch(self) -> None:
         if self.hand is not None and self.hand.name == f"{self.color} key":
-            self.opened = True
+            self.opened, self._opened = True, self.color
             self._shuts = self.time + self._draw.randint(*SHUT) if self._draw.random() < self.failures else -1
         else:
             self._touched = self.color
@@ -181,8 +180,8 @@ class Errand:
         near = [
             (math.dist(self.place, center(thing.cell)), thing) for thing in self.things if thing.cell is not None
         ]  # fmt: skip
-        distance, thing = min(near, key=lambda pair: pair[0])
-        if distance <= REACH and max(map(abs, self.velocity)) <= SLOW:
+        gap, thing = min(near, key=lambda pair: pair[0])
+        if gap <= REACH and max(map(abs, self.velocity)) <= SLOW:
             self.hand, thing.cell = thing, None
             self._slips = self.time + self._draw.randint(*SLIP) if self._draw.random() < self.failures else -1
 
@@ -193,13 +192,13 @@ class Errand:
     def _cost(self, cell: tuple[int, int]) -> float:
         """How far away a cell is for an object that is put down: taken cells and other rooms come last."""
         away = room_of(center(cell)) != room_of(self.place)
-        return math.dist(self.place, center(cell)) + 10 * (cell in self._taken() or away)
+        return math.dist(self.place, center(cell)) + 10 * (cell in self.taken() or away)
 
     def _fail(self) -> None:
         """Injected failures whose time has come."""
         if self.time == self._slips and self.hand is not None:
             self._slipped = self.hand.name
-            rooms, taken = self.reachable(), self._taken()
+            rooms, taken = self.reachable(), self.taken()
             open_cells = [c for c in free_cells() if room_of(center(c)) in rooms and c not in taken]
             self._release(self._draw.choice(open_cells))
             self.injected += 1
@@ -212,7 +211,8 @@ class Errand:
             else:
                 self.opened = True
 
-    def _taken(self) -> list[tuple[int, int]]:
+    def taken(self) -> list[tuple[int, int]]:
+        """The cells in which objects lie."""
         return [thing.cell for thing in self.things if thing.cell is not None]
 
 
@@ -238,5 +238,6 @@ def door_in(axis: int, across: float) -> int:
     return ((0, 2) if axis == 0 else (3, 1))[across >= 0.5]
 
 
-def _distance(one: tuple[int, int], other: tuple[int, int]) -> int:
+def distance(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """Steps between two cells, straight or diagonal."""
     return max(abs(one[0] - other[0]), abs(one[1] - other[1]))

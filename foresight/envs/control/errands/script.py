@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from foresight.envs.control.errands import rules
-from foresight.envs.control.errands.rules import CELLS, MARGIN, OPENING, THRUST, Errand, center, room_of
+from foresight.envs.control.errands.rules import CELLS, MARGIN, OPENING, THRUST, Errand, center, distance, room_of
 
 KEEP, CLOSE, OPEN = 0.0, 1.0, -1.0  # of the gripper
 SUBGOAL = re.compile(
@@ -36,6 +36,17 @@ def plan(instruction: str, hand: str = "", locked: str = "") -> list[str]:
     return [*plans, f"bring it to the {found['where']}"]
 
 
+def ask(instruction: str, reason: str, hand: str = "", locked: str = "") -> str:
+    """The question of a language model that plans: the instruction, and what is reported to it."""
+    door = f"the {locked} door" if locked else "nothing"
+    return f"Task: {instruction}. Report: {reason}. Hand: {hand or 'nothing'}. Locked: {door}. Plan:"
+
+
+def read(text: str) -> list[str]:
+    """The subgoals in an answer, which are separated by semicolons."""
+    return [part for part in (one.strip(" .") for one in text.strip().partition("\n")[0].split(";")) if part]
+
+
 def point(errand: Errand, text: str) -> tuple[float, float, float]:
     """Where to go next for a subgoal, x and y, and what the gripper does there.
 
@@ -57,8 +68,7 @@ def point(errand: Errand, text: str) -> tuple[float, float, float]:
     thing = next((one for one in errand.things if one.name == name and one.cell is not None), None)
     if thing is None or thing.cell is None:
         return stay
-    column, row = thing.cell
-    cell = (column + (1 if column % 6 <= 2 else -1), row) if put else thing.cell  # put it down beside
+    cell = _free_beside(errand, thing.cell) if put else thing.cell
     room = room_of(center(cell))
     if (way := _way(errand, room)) is not None:
         return (*way, KEEP)
@@ -71,6 +81,13 @@ def steer(offset: tuple[float, float], velocity: tuple[float, float]) -> tuple[f
         min(max((STIFFNESS * d - DAMPING * v) / THRUST, -1.0), 1.0) for d, v in zip(offset, velocity, strict=True)
     )
     return right, down
+
+
+def _free_beside(errand: Errand, cell: tuple[int, int]) -> tuple[int, int]:
+    """A free cell beside an object: the one toward the middle of the room, or the next nearest to it."""
+    first = (cell[0] + (1 if cell[0] % 6 <= 2 else -1), cell[1])
+    near = [one for one in rules.free_cells() if distance(one, cell) == 1 and one not in errand.taken()]
+    return min(near or [first], key=lambda one: distance(one, first))
 
 
 def _way(errand: Errand, room: int) -> tuple[float, float] | None:
