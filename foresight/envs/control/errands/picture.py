@@ -25,7 +25,10 @@ GLYPHS = {
 
 
 def draw(errand: Errand) -> NDArray[np.uint8]:
-    """The picture `[48, 48, 3]`. A held object is drawn on the disc; a locked door has its color."""
+    """The picture `[48, 48, 3]`. The disc is a white frame around a held object, or what it is over.
+
+    A locked door has its color.
+    """
     image = _rooms(errand.wall, tuple(errand.rows)).copy()
     if errand.lock is not None and not errand.opened:
         image[_doorway(errand.lock, errand.rows[errand.lock])] = RGB[errand.color]
@@ -33,10 +36,10 @@ def draw(errand: Errand) -> NDArray[np.uint8]:
         if thing.cell is not None:
             _stamp(image, thing.cell[0] * CELL, thing.cell[1] * CELL, thing.kind, RGB[thing.color])
     left, top = (round(x * SIDE - CELL / 2) for x in errand.place)
-    rows, columns = slice(max(top - 1, 0), top + CELL + 1), slice(max(left - 1, 0), left + CELL + 1)
-    image[rows, columns] = DISC
+    inside = image[top : top + CELL, left : left + CELL].copy()
+    image[max(top - 1, 0) : top + CELL + 1, max(left - 1, 0) : left + CELL + 1] = DISC
+    image[top : top + CELL, left : left + CELL] = FLOOR if errand.hand is not None else inside
     if errand.hand is not None:
-        image[top : top + CELL, left : left + CELL] = FLOOR
         _stamp(image, left, top, errand.hand.kind, RGB[errand.hand.color])
     return image
 

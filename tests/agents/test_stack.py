@@ -1,0 +1,124 @@
+"""The stack: scripted layers do all errands, reports lead to new plans, clocks tick, and nothing goes below control."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from foresight.agents import stack
+from foresight.agents.stack import Chunk, Episode, Report, Stack, Subgoal
+from foresight.envs.control.errands import script
+from foresight.envs.control.errands.rules import SPLITS, Errand
+from foresight.errors import UserError
+from tests import tiny_language
+from tests.sabotage import sabotaged_by
+
+SCRIPTS = {kind: layers["script"] for kind, layers in stack.LAYERS.items()}
+
+
+def succeed(one: Stack, errands: list[Errand]) -> list[Episode]:
+    episodes = stack.run(one, errands)
+    failed = [episode.errand.instruction for episode in episodes if not episode.errand.success]
+    assert not failed
+    return episodes
+
+
+@sabotaged_by("foresight.envs.control.errands.script._free_beside", lambda f: lambda errand, cell: cell)
+@sabotaged_by("foresight.envs.control.errands.script._through", lambda f: lambda e, door, here, inside: (0.5, 0.5))
+def test_scripted_layers_do_every_errand() -> None:
+    episodes = succeed(Stack(**SCRIPTS), [Errand(seed, split) for split in SPLITS for seed in range(15)])
+    assert any(line["text"].startswith("failed: the") for one in episodes for line in one.log)  # locked doors
+
+
+def _deaf(cognition):
+    """Cognition that plans as at the beginning, whatever is reported."""
+    return lambda words, reports: cognition(words, [Report("begins", "it begins") for _ in reports])
+
+
+@sabotaged_by("foresight.agents.stack.scripted_cognition", _deaf)
+@sabotaged_by("foresight.agents.stack.report", lambda f: lambda one: None)
+def test_it_recovers_from_locked_doors_and_objects_that_slip() -> None:
+    errands = [one for one in (Errand(seed, failures=0.3) for seed in range(40)) if one.lock is not None][:12]
+    layers = {**SCRIPTS, "cognition": stack.scripted_cognition}
+    episodes = succeed(Stack(**layers), errands)
+    assert any("slipped" in line["text"] for one in episodes for line in one.log)
+    for one in episodes:  # what was reported is what the next plan is for
+        for told, plan in zip(one.log, one.log[1:], strict=False):
+            if told["text"].endswith("door is locked"):
+                color = told["text"].split()[2]
+                assert plan["layer"] == "cognition" and f"open the {color} door" in plan["text"]
+
+
+def test_each_layer_has_a_clock_of_its_own() -> None:
+    calls: dict[str, list[int]] = {"cognition": [], "semantic": [], "control": []}
+    errand = Errand(1)
+
+    def counted(kind):
+        def call(*args):
+            calls[kind].append(errand.time)
+            return SCRIPTS[kind](*args)
+
+        return call
+
+    stack.run(Stack(**{kind: counted(kind) for kind in calls}, think_every=12, look_every=4), [errand])
+    assert errand.success and calls["control"] == list(range(errand.time))
+    assert all(t % 12 == 0 for t in calls["cognition"]) and all(t % 4 == 0 for t in calls["semantic"])
+    assert len(calls["cognition"]) < len(calls["semantic"]) < len(calls["control"])
+    with pytest.raises(UserError, match="look_every is 0"):
+        Stack(**SCRIPTS, look_every=0)
+
+
+def test_control_is_kept_within_its_limits() -> None:
+    wild = torch.tensor([[float("nan"), 9.0], [float("inf"), -0.5]])
+    assert stack.safe(wild).tolist() == [[0.0, 1.0], [0.0, -0.5]]
+    errand = Errand(0)
+    errand.place, errand.velocity = [0.25, 0.25], [0.04, 0.0]
+    episode = Episode(errand, [Subgoal("drop it")], Chunk((0.9, 0.25), script.OPEN, 0))
+    one = Stack(**SCRIPTS, stale=3)
+    for _ in range(3):
+        stack.move(one, [episode], False)
+    assert errand.velocity[0] > 0.04  # toward the point
+    for _ in range(6):
+        stack.move(one, [episode], False)
+    assert abs(errand.velocity[0]) < 0.01  # the chunk is stale
+
+
+@pytest.mark.parametrize(
+    ("text", "sense", "locked", "steps", "status"),
+    [
+        ("pick up the red ball", {"hand": "red ball"}, "", 5, "done"),
+        ("pick up the red ball", {"hand": "red box"}, "", 5, "failed"),
+        ("pick up the red ball", {}, "", 149, "running"),
+        ("pick up the red ball", {}, "", 150, "failed"),
+        ("open the blue door", {"hand": "blue key"}, "blue", 5, "running"),
+        ("open the blue door", {"hand": "blue key", "opened": "blue"}, "", 5, "done"),
+        ("bring it to the red ball", {"slipped": "red box"}, "", 5, "failed"),
+        ("bring it to the red ball", {}, "", 5, "done"),
+        ("drop it", {"hand": "red ball"}, "", 5, "running"),
+        ("fetch it", {}, "", 0, "failed"),
+    ],
+)
+def test_reports(text: str, sense: dict[str, str], locked: str, steps: int, status: str) -> None:
+    found = dataclasses.replace(Errand(0).sense(), **sense)
+    assert stack.assess(Subgoal(text), found, locked, steps)[0] == status
+
+
+@pytest.mark.parametrize("kind", ["cognition", "semantic"])
+def test_without_a_layer_errands_fail(kind: str) -> None:
+    layers = {**SCRIPTS, kind: stack.layer(kind, "none")}
+    episodes = stack.run(Stack(**layers), [one for one in (Errand(seed) for seed in range(30)) if one.lock is not None])
+    summary = stack.summary(episodes)
+    assert summary["episodes"] == len(episodes) > 10 and summary["success"] < 0.7
+
+
+def test_a_language_model_is_asked_each_question_once_and_nonsense_ends_by_the_limit() -> None:
+    plans = stack.layer("cognition", tiny_language.folder(), "cpu")
+    asked = ["bring the red key to the cyan box"] * 2
+    first = plans(asked, [Report("begins", "it begins")] * 2)
+    assert first[0] == first[1] and all(isinstance(one, Subgoal) for one in first[0])
+    (episode,) = stack.run(Stack(lambda words, reports: [[] for _ in words], *list(SCRIPTS.values())[1:]), [Errand(0)])
+    assert not episode.errand.success and episode.log[-1]["text"] == "no plan"
+    with pytest.raises(UserError, match="not a run directory"):
+        stack.layer("control", "nowhere", "cpu")

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foresight.cli.main import main
+
+
+def test_a_stack_prints_what_its_layers_did(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["stack", "--video", str(tmp_path / "errand.gif")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("bring the ") and "cognition" in lines[1] and lines[-1].startswith("done after")
+    assert (tmp_path / "errand.gif").stat().st_size > 1_000
+    assert main(["stack", "--episodes", "3", "--failures", "0.5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["episodes"] == len(found["errands"]) == 3 and found["layers"]["control"] == "script"
+    assert found["success"] == sum(one["success"] for one in found["errands"]) / 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--episodes", "0"], "--episodes must be at least 1"),
+        (["--split", "test"], "Unknown split"),
+        (["--failures", "2"], "rate of failures is 2"),
+        (["--control", "nowhere"], "not a run directory"),
+        (["--look-every", "0"], "look_every is 0"),
+        (["--video", "a.txt"], "must end in"),
+        (["--seed", "-1"], "--seed"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stack", *arguments]) == 2
+    assert words in capsys.readouterr().err
