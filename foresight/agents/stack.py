@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foresight.data import trees
+from foresight.data.trajectory import Tree
 from foresight.envs.control.errands import glide, points, script
 from foresight.envs.control.errands.rules import LIMIT, Errand, Sense
 from foresight.errors import UserError
@@ -62,7 +64,9 @@ class Report:
 
 Cognition = Callable[[Sequence[str], Sequence[Report]], list[list[Subgoal]]]
 Semantic = Callable[[Sequence[Errand], Sequence[str]], list[tuple[float, float, float]]]
-Control = Callable[[Tensor, Tensor, bool], Tensor]  # offset [B, 2], velocity [B, 2], whether it begins -> thrust [B, 2]
+Control = Callable[
+    [Tensor, Tensor, Tree], tuple[Tensor, Tree]
+]  # offset, velocity [B, 2], carry -> thrust [B, 2], carry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +107,18 @@ class Episode:
 def run(stack: Stack, errands: Sequence[Errand], watched: Callable[[], None] = lambda: None) -> list[Episode]:
     """Let one stack act in all errands until each has ended. `watched` is called after every step."""
     episodes = [Episode(errand) for errand in errands]
-    step = 0
+    carry, before, step = None, episodes, 0
     while going := [one for one in episodes if not one.errand.over]:
+        if len(going) < len(before):
+            carry = trees.pick(carry, torch.tensor([i for i, one in enumerate(before) if not one.errand.over]))
         if step % stack.think_every == 0:
             think(stack, [one for one in going if one.report is not None])
         if step % stack.look_every == 0:
             look(stack, [one for one in going if one.plan])
-        move(stack, episodes, step == 0)
+        carry = move(stack, going, carry)
         for one in going:
             report(one)
-        step += 1
+        before, step = going, step + 1
         watched()
     return episodes
 
@@ -138,24 +144,23 @@ def look(stack: Stack, episodes: Sequence[Episode]) -> None:
         one.chunk = Chunk((x, y), grip, one.errand.time)
 
 
-def move(stack: Stack, episodes: Sequence[Episode], begins: bool) -> None:
-    """One step of all episodes that have not ended, by control within its limits."""
+def move(stack: Stack, episodes: Sequence[Episode], carry: Tree) -> Tree:
+    """One step of all episodes, by control within its limits; returns the carry of control."""
     places = torch.tensor([one.errand.place for one in episodes])
     velocity = torch.tensor([one.errand.velocity for one in episodes])
     live = [one.chunk is not None and one.errand.time - one.chunk.step <= stack.stale for one in episodes]
     wanted = [one.chunk.point if one.chunk is not None else one.errand.place for one in episodes]
     offset = torch.tensor(wanted) - places
-    thrust = safe(stack.control(offset, velocity, begins))
+    thrust, carry = stack.control(offset, velocity, carry)
     for one, (dx, dy), (vx, vy), (right, down), alive in zip(
-        episodes, offset.tolist(), velocity.tolist(), thrust.tolist(), live, strict=True
+        episodes, offset.tolist(), velocity.tolist(), safe(thrust).tolist(), live, strict=True
     ):
-        if one.errand.over:
-            continue
         if not alive or one.chunk is None:
             one.errand.step(*script.steer((0.0, 0.0), (vx, vy)), script.KEEP)
         else:
             there = script.arrived((dx, dy), (vx, vy))
             one.errand.step(right, down, one.chunk.grip if there else script.KEEP)
+    return carry
 
 
 def safe(thrust: Tensor) -> Tensor:
@@ -267,24 +272,25 @@ def agent_semantic(agent: Any) -> Semantic:
     return look
 
 
-def scripted_control(offset: Tensor, velocity: Tensor, begins: bool) -> Tensor:
+def scripted_control(offset: Tensor, velocity: Tensor, carry: Tree) -> tuple[Tensor, Tree]:
     """A spring with damping."""
     pairs = zip(offset.tolist(), velocity.tolist(), strict=True)
-    return torch.tensor([script.steer(tuple(d), tuple(v)) for d, v in pairs])
+    return torch.tensor([script.steer(tuple(d), tuple(v)) for d, v in pairs]), carry
 
 
-def no_control(offset: Tensor, velocity: Tensor, begins: bool) -> Tensor:
+def no_control(offset: Tensor, velocity: Tensor, carry: Tree) -> tuple[Tensor, Tree]:
     """Full thrust toward the point, whatever the velocity."""
-    return offset.sign()
+    return offset.sign(), carry
 
 
 def agent_control(agent: Any) -> Control:
-    """A trained agent of Glide-v0."""
+    """A trained agent of Glide-v0; what it remembers is its carry."""
+    from foresight.runtime import machine
 
-    def act(offset: Tensor, velocity: Tensor, begins: bool) -> Tensor:
-        if begins:
-            agent.reset()
-        return torch.as_tensor(agent.act(glide.observation(offset.clamp(-glide.FAR, glide.FAR), velocity)))
+    def act(offset: Tensor, velocity: Tensor, carry: Tree) -> tuple[Tensor, Tree]:
+        obs = glide.observation(offset.clamp(-glide.FAR, glide.FAR), velocity).to(machine.device_of(agent.state))
+        action, _, carry = agent.module.act(agent.state, obs, carry)
+        return action.cpu(), carry
 
     return act
 
@@ -334,4 +340,3 @@ def summary(episodes: Sequence[Episode]) -> dict[str, Any]:
         "steps": round(sum(one.errand.time for one in episodes) / len(episodes), 1),
         "plans": round(sum(plans) / len(plans), 2),
     }
-

@@ -12,7 +12,7 @@ from foresight.agents.stack import Chunk, Episode, Report, Stack, Subgoal
 from foresight.envs.control.errands import script
 from foresight.envs.control.errands.rules import SPLITS, Errand
 from foresight.errors import UserError
-from tests import tiny_language
+from foresight.planning.generation import rollout
 from tests.sabotage import sabotaged_by
 
 SCRIPTS = {kind: layers["script"] for kind, layers in stack.LAYERS.items()}
@@ -25,7 +25,7 @@ def succeed(one: Stack, errands: list[Errand]) -> list[Episode]:
     return episodes
 
 
-@sabotaged_by("foresight.envs.control.errands.script._free_beside", lambda f: lambda errand, cell: cell)
+@sabotaged_by("foresight.envs.control.errands.script._free_beside", lambda f: lambda errand, cell: (1, 1))
 @sabotaged_by("foresight.envs.control.errands.script._through", lambda f: lambda e, door, here, inside: (0.5, 0.5))
 def test_scripted_layers_do_every_errand() -> None:
     episodes = succeed(Stack(**SCRIPTS), [Errand(seed, split) for split in SPLITS for seed in range(15)])
@@ -78,10 +78,10 @@ def test_control_is_kept_within_its_limits() -> None:
     episode = Episode(errand, [Subgoal("drop it")], Chunk((0.9, 0.25), script.OPEN, 0))
     one = Stack(**SCRIPTS, stale=3)
     for _ in range(3):
-        stack.move(one, [episode], False)
+        stack.move(one, [episode], None)
     assert errand.velocity[0] > 0.04  # toward the point
     for _ in range(6):
-        stack.move(one, [episode], False)
+        stack.move(one, [episode], None)
     assert abs(errand.velocity[0]) < 0.01  # the chunk is stale
 
 
@@ -113,12 +113,22 @@ def test_without_a_layer_errands_fail(kind: str) -> None:
     assert summary["episodes"] == len(episodes) > 10 and summary["success"] < 0.7
 
 
-def test_a_language_model_is_asked_each_question_once_and_nonsense_ends_by_the_limit() -> None:
-    plans = stack.layer("cognition", tiny_language.folder(), "cpu")
-    asked = ["bring the red key to the cyan box"] * 2
-    first = plans(asked, [Report("begins", "it begins")] * 2)
-    assert first[0] == first[1] and all(isinstance(one, Subgoal) for one in first[0])
-    (episode,) = stack.run(Stack(lambda words, reports: [[] for _ in words], *list(SCRIPTS.values())[1:]), [Errand(0)])
+def test_a_language_model_is_asked_each_question_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(rollout, "complete", lambda policy, prompts, *rest: asked.extend(prompts) or prompts)
+    answer = " pick up the red key; bring it to the cyan box.\nTask: another"
+    monkeypatch.setattr(rollout, "texts", lambda policy, batch: [answer for _ in batch])
+    plans = stack.model_cognition(None)
+    told = [Report("failed", "time is over"), Report("failed", "the blue door is locked", "red key", "blue")]
+    for _ in range(2):
+        found = plans(["bring the red key to the cyan box"] * 3, [*told, told[0]])
+        assert found == [[Subgoal("pick up the red key"), Subgoal("bring it to the cyan box")]] * 3
+    assert len(asked) == 2 and any("Hand: red key. Locked: the blue door." in one for one in asked)
+
+
+def test_an_errand_without_plans_ends_by_its_limit_and_unfit_layers_get_a_sentence() -> None:
+    layers = {**SCRIPTS, "cognition": lambda words, reports: [[] for _ in words]}
+    (episode,) = stack.run(Stack(**layers), [Errand(0)])
     assert not episode.errand.success and episode.log[-1]["text"] == "no plan"
     with pytest.raises(UserError, match="not a run directory"):
         stack.layer("control", "nowhere", "cpu")

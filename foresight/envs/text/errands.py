@@ -30,7 +30,8 @@ def _example(draw: random.Random, moved: Sequence[str], others: Sequence[str]) -
     what = draw.choice(moved)
     where = draw.choice([pair for pair in others if pair != what])
     locked = draw.choice(LOCKS) if draw.random() < 0.6 else ""
-    hand = draw.choice(["", "", what, f"{locked} key" if locked else "", draw.choice([p for p in others if p != where])])
+    other = draw.choice([pair for pair in others if pair != where])
+    hand = draw.choice(["", "", what, f"{locked} key" if locked else "", other])
     reasons = [
         "it begins", "time is over", "the plan is done", f"the {draw.choice([what, hand or what])} slipped",
         f"the hand has the {hand}" if hand else "time is over",

@@ -21,7 +21,7 @@ def locked(split: str = "train") -> Errand:
 
 
 def before_door(errand: Errand, door: int) -> tuple[int, float]:
-    """Put the disc at rest in the room `door`, before that door. Returns the axis of the wall's passage, and its side."""
+    """Put the disc at rest in the room `door`, before that door; returns the axis through it, and the direction."""
     room = door
     x, y = center((errand.rows[door], errand.rows[door]))
     errand.place = [0.4 if room in (0, 3) else 0.6, y] if door in (0, 2) else [x, 0.4 if room in (0, 1) else 0.6]
@@ -66,7 +66,7 @@ def _ghost(errand: Errand, axis: int) -> None:
     errand.place[axis] = min(max(errand.place[axis] + errand.velocity[axis], MARGIN), 1 - MARGIN)
 
 
-@sabotaged_by("foresight.envs.control.errands.rules.Errand._touch", lambda f: lambda self: setattr(self, "opened", True))
+@sabotaged_by("foresight.envs.control.errands.rules.Errand._touch", lambda f: lambda e: setattr(e, "opened", True))
 @sabotaged_by("foresight.envs.control.errands.rules.Errand._touch", lambda f: lambda self: None)
 def test_a_locked_door_opens_with_its_key_alone() -> None:
     errand = locked()
@@ -125,7 +125,7 @@ def test_an_object_slips_once_and_lies_where_it_can_be_reached() -> None:
             assert lost == ([one.things[0].name] if one is sure else [])
         cell = sure.things[0].cell
         assert sure.injected == 1 and cell is not None and room_of(center(cell)) in sure.reachable()
-    with pytest.raises(UserError, match="rate of failures is 1.5"):
+    with pytest.raises(UserError, match="rate of failures"):
         Errand(0, failures=1.5)
     with pytest.raises(UserError, match="Unknown split"):
         Errand(0, "test")
@@ -149,13 +149,14 @@ def test_plans(hand: str, locked: str, plan: str) -> None:
     assert task.grade(task.train[:1], ["pick up the key"]) == [0.0]
 
 
-@sabotaged_by("foresight.envs.control.errands.script.point", lambda f: lambda errand, text: f(errand, "drop it"))
+@sabotaged_by("foresight.envs.control.errands.points.Points.expert", lambda f: lambda self, g: f(self, g).flip(-1))
 def test_points_are_scored_and_a_saved_state_continues() -> None:
     env = make("ErrandPoints-v0", num_envs=8, held_out=1)
     env.reset(0)
     total, saved = torch.zeros(8), None
     for t in range(points.SCENES):
         wanted = [script.point(*points.scene(seed, "held_out")) for seed in env._rules.seeds.tolist()]
+        torch.testing.assert_close(env.expert(), torch.tensor(wanted))
         if t == 10:
             saved = copy.deepcopy(env.state_dict())
         feedback = env.step(env.expert())

@@ -12,9 +12,9 @@ from foresight.envs.control.errands.rules import CELLS, COLORS, KINDS, Errand
 CELL = 4  # pixels
 SIDE = CELLS * CELL
 FLOOR, STONE, DISC = (0, 0, 0), (110, 110, 110), (255, 255, 255)
-RGB = dict(
-    zip(COLORS, ((230, 30, 30), (30, 200, 30), (50, 80, 255), (230, 220, 30), (190, 40, 220), (30, 210, 220)), strict=True)
-)  # fmt: skip
+RGB = dict(zip(COLORS, (
+    (230, 30, 30), (30, 200, 30), (50, 80, 255), (230, 220, 30), (190, 40, 220), (30, 210, 220)
+), strict=True))  # fmt: skip
 GLYPHS = {
     kind: np.array([[mark == "#" for mark in row] for row in rows])
     for kind, rows in zip(

@@ -88,7 +88,7 @@ class Errand:
         names += draw.sample(others, OBJECTS - len(names))
         self.opened = False
         self.velocity = [0.0, 0.0]
-        self.things = [Thing(*name.split(), None) for name in names]
+        self.things = [Thing(name.split()[0], name.split()[1], None) for name in names]
         self.place = list(center(draw.choice(free_cells())))
         apart, near = list(free_cells()), self.reachable()
         for thing in self.things:
@@ -125,7 +125,7 @@ class Errand:
         found = {here}
         for way in (1, -1):
             room = here
-            while not self.closed(door := room if way == 1 else (room - 1) % 4):
+            while not self.closed(room if way == 1 else (room - 1) % 4):
                 room = (room + way) % 4
                 if room in found:
                     break

@@ -141,4 +141,3 @@ def _beside(errand: Errand, door: int, room: int) -> tuple[float, float]:
 def arrived(offset: tuple[float, float], velocity: tuple[float, float]) -> bool:
     """Whether the gripper may act: near the point, and slow."""
     return max(map(abs, offset)) <= rules.REACH / 2 and max(map(abs, velocity)) <= rules.SLOW
-
