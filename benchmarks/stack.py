@@ -4,8 +4,8 @@ python benchmarks/stack.py                    # 200 errands of each row
 python benchmarks/stack.py --episodes 20
 
 The layers are the runs of `foresight reproduce agents` (tdmpc2-Glide-v0, vla-ErrandPoints-v0, sft-smollm2-errands), or
-of --cognition, --semantic and --control. All rows have the same errands, new instructions in new layouts, unless the row
-names a split.
+of --cognition, --semantic and --control. All rows have the same errands, new instructions in new layouts, unless the
+row names a split.
 """
 
 from __future__ import annotations
