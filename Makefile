@@ -60,7 +60,7 @@ docs: $(SITE) ## Build the site in build/site: the pages, the course and the ref
 	$(BIN)/python docs/site.py stage build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python docs/site.py check build/site
-	@echo "Open build/site/index.html, or: $(BIN)/python -m http.server -d build/site"
+	@echo "Open build/site/index.html, or with search: $(BIN)/python -m http.server -d build/site"
 
 release: install ## Build dist/, and use the wheel alone (ARGS=--borrow: with the packages of .venv, no downloads).
 	PYTHON=$(BIN)/python .ci/release $(ARGS)
