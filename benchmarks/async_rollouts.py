@@ -3,7 +3,7 @@
 python benchmarks/async_rollouts.py
 
 A random Llama of two layers talks with an environment for two turns, and is rewarded for vowels. A turn is answered
-after 0.04 s, or in 15% of the conversations after 0.4 s: the environment waits, as a browser or a build does. Both runs
+after 0.06 s, or in 15% of the conversations after 0.6 s: the environment waits, as a browser or a build does. Both runs
 make the same number of updates of the same size; the asynchronous one has `--staleness 4`, which bounds it.
 
 `speedup` is the ratio of episodes a minute; `synchronous` and `asynchronous` hold, per seed, episodes a minute, the
@@ -24,8 +24,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "async-rollouts.json"
-FAST, SLOW, SHARE, TURNS = 0.04, 0.4, 0.15, 2
-PROMPTS, GROUP, TOKENS, UPDATES, LAST = 4, 4, 12, 100, 20
+FAST, SLOW, SHARE, TURNS = 0.06, 0.6, 0.15, 2
+PROMPTS, GROUP, TOKENS, LAST = 4, 4, 12, 20
 CHARACTERS = ["<eos>", *"0123456789+=? abcdefghijklmnopqrstuvwxyzW"]
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + '<eos>' }}{% endfor %}"
@@ -81,7 +81,7 @@ def tiny(folder: Path, seed: int) -> str:
     return str(folder)
 
 
-def trained(model: str, seed: int, staleness: int | None) -> dict[str, float]:
+def trained(model: str, seed: int, staleness: int | None, updates: int, learning_rate: float) -> dict[str, float]:
     """One run: its pace, its reward and its staleness."""
     from foresight.algorithms.language import grpo
     from foresight.envs.text.task import Example, TextTask
@@ -96,8 +96,8 @@ def trained(model: str, seed: int, staleness: int | None) -> dict[str, float]:
 
     task = TextTask("waits", questions, questions, None, metric="outcome", episode=begin, turns=TURNS)
     config = build_config(
-        grpo.Config, model=model, seed=seed, steps=UPDATES, prompts=PROMPTS, group=GROUP, max_new_tokens=TOKENS,
-        learning_rate=7e-4, precision="float32",
+        grpo.Config, model=model, seed=seed, steps=updates, prompts=PROMPTS, group=GROUP, max_new_tokens=TOKENS,
+        learning_rate=learning_rate, precision="float32",
     )  # fmt: skip
     state = grpo.build(config)
     digits = state.policy.tokenizer.convert_tokens_to_ids(list("0123456789"))
@@ -111,7 +111,7 @@ def trained(model: str, seed: int, staleness: int | None) -> dict[str, float]:
         return sum(row.get(name, 0.0) for row in some) / len(some)
 
     return {
-        "episodes_per_minute": 60 * UPDATES * PROMPTS * GROUP / seconds, "seconds": seconds,
+        "episodes_per_minute": 60 * updates * PROMPTS * GROUP / seconds, "seconds": seconds,
         "first_reward": mean("reward", rows[:LAST]), "reward": mean("reward", rows[-LAST:]),
         "staleness": mean("staleness", rows), "max_staleness": max(row.get("max_staleness", 0.0) for row in rows),
         "waiting": sum(row.get("waiting", 0.0) for row in rows) / seconds, "turns": mean("turns", rows),
@@ -123,6 +123,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--staleness", type=int, default=4)
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     given = parser.parse_args()
 
     import torch
@@ -137,7 +139,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             model = tiny(Path(folder), seed)
             for name, staleness in (("synchronous", None), ("asynchronous", given.staleness)):
-                found[name][str(seed)] = trained(model, seed, staleness)
+                found[name][str(seed)] = trained(model, seed, staleness, given.updates, given.learning_rate)
                 print(name, seed, {key: round(value, 3) for key, value in found[name][str(seed)].items()}, flush=True)
 
     def over(name: str, key: str) -> float:
@@ -148,6 +150,8 @@ def main() -> None:
         "command": " ".join(["python", "benchmarks/async_rollouts.py", *sys.argv[1:]]),
         "seeds": given.seeds,
         "bound": given.staleness,
+        "updates": given.updates,
+        "learning_rate": given.learning_rate,
         "speedup": over("asynchronous", "episodes_per_minute") / over("synchronous", "episodes_per_minute"),
         "reward_difference": over("asynchronous", "reward") - over("synchronous", "reward"),
         "staleness": over("asynchronous", "staleness"),

@@ -32,13 +32,13 @@ FLAGS = (
     "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--disable-extensions", "--disable-background-timer-throttling",
     "--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows",
-    "--host-resolver-rules=MAP * ~NOTFOUND", "--renderer-process-limit=4",
+    "--host-resolver-rules=MAP * ~NOTFOUND", "--process-per-site",  # or every page would be a process of its own
 )  # fmt: skip
 WIDTH, HEIGHT = 500, 400  # of a page, in pixels
 SECONDS = 30.0  # that an action may take
 LOADING = 120.0  # seconds that a page may take to load, on a busy machine
 OPENED = 4  # pages that are loaded at once: more would wait for one another until the time is over
-KEPT = 64  # pages that wait for their next episode
+KEPT = 160  # pages that wait for their next episode
 MOST = 40  # elements that are listed
 LONGEST = 60  # characters of an element's name
 KEYS = ("Enter", "Tab", "Escape", "Backspace", "ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight")

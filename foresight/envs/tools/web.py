@@ -150,8 +150,9 @@ class Web:
         return Reply({"role": "user", "content": listing(self.view)})
 
     def parts(self) -> dict[str, float]:
-        """`outcome`: the raw reward of the page, at least 0."""
-        return {"outcome": max(self.view.reward, 0.0), "failed_actions": float(self._failed)}
+        """`outcome`: the raw reward of the page, at least 0; the same as `outcome/PAGE`."""
+        outcome = max(self.view.reward, 0.0)
+        return {"outcome": outcome, f"outcome/{self._row['page']}": outcome, "failed_actions": float(self._failed)}
 
     def script(self, messages: list[dict[str, str]]) -> str:
         """A demonstration: what the page's oracle does next. Raises UserError for a page without one."""

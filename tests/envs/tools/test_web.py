@@ -69,15 +69,15 @@ def test_unknown_pages_are_named() -> None:
 @sabotaged_by("foresight.envs.tools.web.oracle", lambda real: lambda page, view: Action("press", text="Tab"))
 def test_oracles_earn_everything_and_pages_are_given_back() -> None:
     task = make_env("miniwob:click-tab+enter-text", "text", size=12, held_out=2)
-    episodes = [task.episode(example) for example in task.train[:4]]
-    for episode in episodes:
+    for example in task.train[:4]:
+        page, episode = example.columns["row"]["page"], task.episode(example)
         messages = episode.messages()
         assert messages[1]["content"].splitlines()[1].startswith("[1] ")
         for _ in range(task.turns):
             reply = episode.turn(episode.script(messages))
             if reply.message is None:
                 break
-        assert episode.parts() == {"outcome": 1.0, "failed_actions": 0.0}
+        assert episode.parts() == {"outcome": 1.0, f"outcome/{page}": 1.0, "failed_actions": 0.0}
         assert episode.turn("click 1").message is None  # it stays over
         episode.close()
     rows = make.demonstrations(task, 2)
@@ -93,7 +93,7 @@ def test_equal_seeds_are_equal_episodes_and_errors_are_read() -> None:
     assert first.messages() == second.messages()
     assert "error: " in first.turn("click 99").message["content"]
     assert "(chosen)" in first.turn("click 1").message["content"]
-    assert first.parts() == {"outcome": 0.0, "failed_actions": 1.0}
+    assert first.parts() == {"outcome": 0.0, "outcome/click-option": 0.0, "failed_actions": 1.0}
     control = web.Web()
     control.reset({**row, "other": 6})
     control.messages()

@@ -1,0 +1,105 @@
+"""SmolLM2-135M on web pages, page by page: imitation of few or many episodes, then GRPO. results/miniwob-smollm2.json.
+
+python benchmarks/miniwob_smollm2.py                # the runs of `foresight reproduce agents` that there are
+
+Every run is evaluated on the same held-out episodes of ten pages of MiniWoB++, six of one click and four of two to five
+steps, greedily. Scores are raw rewards, at least 0; those of a tier are shares of the oracle's (results/miniwob.json).
+Controls of the model after GRPO: tasks whose words are those of another episode, and four pages not trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs" / "reproduce"
+FILE = ROOT / "results" / "miniwob-smollm2.json"
+NAMES = {
+    "few": "sft-smollm2-miniwob-few", "imitation": "sft-smollm2-miniwob", "grpo": "grpo-smollm2-miniwob",
+}  # fmt: skip
+CONTROLS = {"shuffled": ("ten", True), "held_out": ("held-out", False)}
+Pages = dict[str, float]
+
+
+def scores(agent: Any, episodes: int, **options: Any) -> Pages:
+    """The mean outcome of each page, over `episodes` held-out episodes in all."""
+    from foresight.runtime import environments
+
+    given = agent.settings
+    agent.settings = dataclasses.replace(given, env_options={**given.env_options, **options})
+    agent.env = environments.single(agent.settings)
+    measured = agent.evaluate(episodes).extra_metrics
+    agent.settings = given
+    prefix = "outcome/"
+    return {name.removeprefix(prefix): value for name, value in measured.items() if name.startswith(prefix)}
+
+
+def tiers(pages: Pages, oracle: Pages) -> Pages:
+    """The share of the oracle's score on the pages of one click, and on those of a few steps."""
+    from foresight.envs.tools import web
+
+    named = {"one_click": web.ONE_CLICK, "few_steps": web.FEW_STEPS}
+    return {name: sum(pages[p] for p in some) / sum(oracle[p] for p in some) for name, some in named.items()}
+
+
+def main() -> None:
+    """Evaluate, and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=200, help="of each evaluation, at most 200")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+
+    import torch
+
+    from foresight.runtime import bench
+    from foresight.runtime import run as runs
+    from foresight.runtime.checkpoints import checkpoint
+
+    torch.set_num_threads(1)
+    began, oracle = time.monotonic(), json.loads((ROOT / "results" / "miniwob.json").read_text())["bounds"]["oracle"]
+    oracle = {name.removeprefix("MiniWoB/"): value for name, value in oracle.items()}
+    document: dict[str, Any] = {
+        "what": "SmolLM2 on ten pages of MiniWoB++: imitation of 10 or 100 episodes of the oracle a page, and GRPO",
+        "command": shlex.join(["python", "benchmarks/miniwob_smollm2.py", *sys.argv[1:]]),
+        "seeds": [given.seed],
+        "episodes": given.episodes,
+    }
+    found: dict[str, Pages] = {}
+    for kind, name in NAMES.items():
+        if not (RUNS / f"{name}-{given.seed}" / "summary.json").is_file():
+            continue
+        agent = runs.load(RUNS / f"{name}-{given.seed}")
+        found[kind] = scores(agent, given.episodes)
+        if kind == "grpo":
+            for control, (pages, shuffled) in CONTROLS.items():
+                agent.settings = dataclasses.replace(agent.settings, env=f"miniwob:{pages}")
+                found[control] = scores(agent, given.episodes // 2, shuffled=shuffled)
+        agent.close()
+        print(kind, found[kind], flush=True)
+    if "few" not in found or "grpo" not in found:
+        sys.exit("A run is missing: foresight reproduce agents --only grpo-smollm2-miniwob")
+    for kind, pages in found.items():
+        document[kind] = {"pages": pages, "mean": statistics.fmean(pages.values())}
+        if kind != "held_out":
+            document[kind] |= tiers(pages, oracle)
+    gained = {page: found["grpo"][page] - value for page, value in found["few"].items()}
+    document |= {
+        "gained": gained,
+        "pages_20_points_above_few": sum(value >= 0.2 for value in gained.values()),
+        "versions": bench.versions(),
+        "machine": bench.machine(),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
