@@ -165,7 +165,7 @@ def anatomy(file: Path, names: dict[str, Path]) -> str:
     lines += ["", "They call:", "", "| function | what it does |", "|---|---|"]
     for path, text in called.items():
         module = names[path.rpartition(".")[0]].relative_to(ROOT)
-        lines.append(f"| [`{path.removeprefix('foresight.')}`](../{module}) | {text} |")
+        lines.append(f"| [`{'.'.join(path.split('.')[-2:])}`](../{module}) | {text} |")
     for name in ("update", "act_and_update", "train"):
         if name in top:
             code = ast.get_source_segment(source, top[name])

@@ -48,4 +48,6 @@ def test_the_wheel_is_checked_alone() -> None:
     script = Path(ROOT, ".ci", "release")
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text(encoding="utf-8")
-    assert all(f"foresight {command}" in text for command in ("train", "doctor", "studio runs --no-browser", "--version"))
+    assert all(
+        f"foresight {command}" in text for command in ("train", "doctor", "studio runs --no-browser", "--version")
+    )

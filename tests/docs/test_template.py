@@ -59,6 +59,6 @@ def test_generated_sections_name_functions_and_sources() -> None:
     names = SITE["modules"]()
     text = SITE["anatomy"](catalog.entry("ppo").path, names) + SITE["hyperparameters"]("ppo")
     assert "| `update` | Epochs of minibatch steps on one evaluated rollout" in text
-    assert "[`ops.returns.gae`](../foresight/ops/returns.py) | " in text
+    assert "[`returns.gae`](../foresight/ops/returns.py) | " in text
     assert "def train(" in text and "| `clip_ratio` | `0.2` | " in text
     assert re.search(r"\| `CartPole-v1` \| `env: CartPole-v1, .*` \| RL Zoo", text)
