@@ -23,7 +23,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from foresight.errors import UserError
-from foresight.studio import attention, boards, dreams, grid, live, samples, thoughts
+from foresight.studio import attention, boards, dreams, grid, live, samples, thoughts, traces
 from foresight.studio.runs import Library
 
 VIEWS = ("runs", "grid", "search", "imagination", "attention", "thoughts", "agents")
@@ -58,6 +58,7 @@ def create(
     games, models = boards.Players(library), dreams.Models(library)
     table, changes = _Table(library), live.Live(library)
     readers, reports = attention.Readers(library, model), thoughts.Thoughts(library)
+    teams = traces.Traces(library)
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
@@ -110,6 +111,14 @@ def create(
     @app.get("/api/agents")
     def agents() -> list[dict[str, Any]]:
         return library.talking()
+
+    @app.get("/api/traces")
+    def teamwork() -> list[dict[str, Any]]:
+        return teams.names()
+
+    @app.get("/api/traces/{name}")
+    def trace(name: str) -> dict[str, Any]:
+        return teams.trace(name)
 
     @app.get("/api/runs/{run}/conversation/{index}")
     def conversation(run: str, index: int) -> dict[str, Any]:

@@ -364,7 +364,7 @@ def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """The rows of lines; those that are none are left out. Whole logs are read at once, which is twice as fast."""
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]") if len(lines) > 1 else [json.loads(lines[0])]
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         found = []
     if len(found) != len(lines) or not all(_is_row(row) for row in found):
         found = [row for line in lines if (row := _row(line)) is not None]
@@ -378,7 +378,7 @@ def _is_row(row: object) -> bool:
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if _is_row(row) else None
 
@@ -387,7 +387,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if it cannot be read."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -398,7 +398,7 @@ def _yaml(file: Path) -> dict[str, Any]:
     try:
         with file.open(encoding="utf-8") as stream:
             found = yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
 

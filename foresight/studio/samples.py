@@ -18,6 +18,9 @@ from foresight.errors import UserError, unknown
 
 ORDERS = ("step", "best", "worst")
 LONGEST = 200  # rows of a page
+TEAM = "team"  # the role of the last message of a conversation with sub-agents, which holds their documents
+DEEPEST, MOST = 20, 400  # levels of delegation, and sub-agents of one conversation, that are shown
+FACTS = ("tokens", "read", "budget", "ended", "answer", "version", "parts", "tools", "documents")  # of a sub-agent
 
 
 @dataclasses.dataclass
@@ -44,7 +47,7 @@ class Log:
         for line in chunk[:whole].split(b"\n"):
             try:
                 row = json.loads(line, parse_constant=lambda _: None)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and type(row.get("step")) is int:
                 self.rows.append({**row, "index": len(self.rows)})
@@ -63,7 +66,7 @@ def page(
     """Rows that contain `search`, by "step" (newest first), "best" or "worst", `count` from `start`.
 
     `held_out`: those of evaluations, or those of training only. `held_out_steps` are the steps of evaluations. Of a
-    conversation only the number of its messages is given, as `transcript`.
+    conversation only the number of its messages is given, as `transcript`, and that of its sub-agents, as `members`.
     """
     if sort not in ORDERS:
         raise unknown("order", sort, ORDERS)
@@ -86,8 +89,9 @@ def page(
 
 
 def conversation(rows: Sequence[dict[str, Any]], index: int) -> dict[str, Any]:
-    """A row with its `turns`, and its `versions`: the same question at other steps, by step.
+    """A row with its `turns`, its `members`, and its `versions`: the same question at other steps, by step.
 
+    `members` are the sub-agents, as `member` returns them.
     Raises UserError if there is no such row, or it is no conversation.
     """
     if not 0 <= index < len(rows) or not _talks(rows[index]):
@@ -95,8 +99,60 @@ def conversation(rows: Sequence[dict[str, Any]], index: int) -> dict[str, Any]:
     row = rows[index]
     same = [one for one in rows if one.get("prompt") == row.get("prompt") and _talks(one)]
     versions = [{key: one.get(key) for key in ("index", "step", "reward", "held_out")} for one in same]
-    turns = [turn(message) for message in row["transcript"] if isinstance(message, dict)]
-    return {**_brief(row), "turns": turns, "versions": sorted(versions, key=lambda one: one["step"])}
+    messages, members = _split(row["transcript"])
+    shown = {"turns": turns(messages), "members": _members(members, DEEPEST, [MOST])}
+    return {**_brief(row), **shown, "versions": sorted(versions, key=lambda one: one["step"])}
+
+
+def member(document: dict[str, Any]) -> dict[str, Any]:
+    """A conversation of a team as its trace holds it (`agents.team`), with its `turns` and its own `members`.
+
+    `path` is its number after those of who delegated; `goal` what it was asked.
+    """
+    return _member(document, DEEPEST, [MOST])
+
+
+def _member(document: dict[str, Any], depth: int, left: list[int]) -> dict[str, Any]:
+    messages = document.get("messages")
+    read = turns(messages if isinstance(messages, list) else [])
+    asked = next((one["text"] for one in read if one["role"] == "user"), "")
+    path = document.get("path")
+    return {
+        "path": [number for number in path if type(number) is int] if isinstance(path, list) else [],
+        "goal": str(document.get("goal") or asked),
+        **{key: document[key] for key in FACTS if document.get(key) is not None},
+        "turns": read,
+        "members": _members(document.get("members"), depth - 1, left),
+    }
+
+
+def _members(documents: Any, depth: int, left: list[int]) -> list[dict[str, Any]]:
+    """The first sub-agents; `left` is how many more may be shown."""
+    found = []
+    for document in documents if isinstance(documents, list) and depth > 0 else []:
+        if left[0] > 0 and isinstance(document, dict):
+            left[0] -= 1
+            found.append(_member(document, depth, left))
+    return found
+
+
+def _split(transcript: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The messages of a conversation, and the documents of its sub-agents."""
+    last = transcript[-1] if transcript else None
+    if not isinstance(last, dict) or last.get("role") != TEAM:
+        return transcript, []
+    members = last.get("members")
+    return transcript[:-1], members if isinstance(members, list) else []
+
+
+def _count(documents: Any, depth: int = DEEPEST) -> int:
+    found = [one for one in documents if isinstance(one, dict)] if isinstance(documents, list) and depth else []
+    return len(found) + sum(_count(one.get("members"), depth - 1) for one in found)
+
+
+def turns(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The messages of a conversation, each as `turn` returns it."""
+    return [turn(message) for message in messages if isinstance(message, dict)]
 
 
 def turn(message: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +185,10 @@ def _talks(row: dict[str, Any]) -> bool:
 
 
 def _brief(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "transcript": len(row["transcript"])} if _talks(row) else row
+    if not _talks(row):
+        return row
+    messages, members = _split(row["transcript"])
+    return {**row, "transcript": len(messages), "members": _count(members)}
 
 
 def _reward(row: dict[str, Any], otherwise: float) -> float:

@@ -83,7 +83,7 @@ class Thoughts:
                 try:
                     document = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
                     examples = [one for one in document["examples"] if isinstance(one["results"], list)]
-                except (OSError, ValueError, KeyError, TypeError):
+                except (OSError, ValueError, KeyError, TypeError, RecursionError):
                     examples = []  # written by an older version, or being written
                 self._read = {**dict(list(self._read.items())[-3:]), file: (changed, examples)}
             return self._read[file][1]

@@ -1,14 +1,112 @@
 import { useEffect, useState } from "preact/hooks";
-import { api, type Json, type Sample, type Turn } from "./api";
+import { api, type Conversation as Talk, type Json, type Member, type Turn } from "./api";
 import { address, Choice, go, number, Panel, Problem, Scroll, useAnswer } from "./common";
 
 const PAGE = 50;
-const COUNTS = ["turns", "calls"]; // parts that count, and are no share of a reward
+const COUNTS = ["turns", "calls", "tokens", "members", "malformed"]; // parts that count, and are no share of a reward
 
 export function Agents(_: { control: boolean }) {
-  const [runs, trouble] = useAnswer(api.agents, "agents");
+  const [found, trouble] = useAnswer(() => Promise.all([api.agents(), api.traces()]), "agents");
   const parts = address().parts;
-  const run = parts.get("run") ?? runs?.[0]?.id ?? "";
+  if (!found) return <><h1>Agents</h1><Problem text={trouble} /></>;
+  const [runs, traces] = found;
+  const named = parts.get("run") ?? parts.get("trace");
+  const chosen = named ?? runs[0]?.id ?? traces[0]?.id ?? "";
+  const names = Object.fromEntries([...runs.map((one) => [one.id, `${one.name}: ${one.algorithm} on ${one.env}`]), ...traces.map((one) => [one.id, `team: ${clip(one.goal)}`])]);
+  const isTrace = parts.has("trace") || (named === null && !runs.length);
+  if (!chosen)
+    return (
+      <>
+        <h1>Agents</h1>
+        <p>No run here has logged a conversation with tools. Make one: <code>foresight data demonstrations --task calculator --prompts 240 --out runs/data/calculator.jsonl</code>,
+          then <code>foresight train sft --preset smollm2-calculator</code>. A manager with sub-agents: <code>foresight train pretrain --preset delegation</code>,
+          or <code>foresight team smollm2 "Compare the reports." --documents a.txt b.txt</code>.</p>
+      </>
+    );
+  const choose = <Choice label="run or team" value={chosen} options={[...runs, ...traces].map((one) => one.id)} names={names} set={(name) => go("agents", traces.some((one) => one.id === name) ? { trace: name } : { run: name })} />;
+  return (
+    <>
+      <h1>Agents</h1>
+      {isTrace ? <Traced key={chosen} name={chosen} choose={choose} /> : <Talks key={chosen} run={chosen} choose={choose} />}
+    </>
+  );
+}
+
+// One trace of `foresight team`.
+function Traced(props: { name: string; choose: preact.JSX.Element }) {
+  const [found, error] = useAnswer(() => api.trace(props.name), props.name);
+  const parts = address().parts;
+  const open = (member: string) => go("agents", { trace: props.name, member }, true);
+  const posts = found && Array.isArray(found.board) ? found.board : [];
+  return (
+    <>
+      <div class="bar">{props.choose}</div>
+      <Problem text={error} />
+      {found && <Team root={found.root} chosen={parts.get("member") ?? ""} open={open}
+        about={<p class="small">{plain(found.model)} used {number(found.tokens)} of {number(found.budget)} tokens{found.canceled === true && ", and was canceled"}. Delegation is allowed to depth {number(found.depth)}.</p>} />}
+      {posts.length > 0 && <Panel title="The board">{posts.map((post, i) => {
+        const { by, text } = (post ?? {}) as { by?: Json; text?: Json };
+        return <p class="small" key={i}><strong>{Array.isArray(by) ? by.join(".") : ""}</strong> {plain(text ?? "")}</p>;
+      })}</Panel>}
+    </>
+  );
+}
+
+// A team: the tree of delegations, and the conversation that is chosen in it by its path.
+function Team(props: { root: Member; chosen: string; open: (path: string) => void; about?: preact.JSX.Element }) {
+  const all = flat(props.root);
+  const node = all.find((one) => one.path.join(".") === props.chosen) ?? props.root;
+  return (
+    <div class={props.about ? "columns talk" : ""}>
+      <Panel title={`A team of ${all.length}`}>
+        {props.about}
+        <ul class="team"><Delegated node={props.root} chosen={node} open={props.open} most={Math.max(1, ...all.map((one) => one.tokens ?? 0))} /></ul>
+      </Panel>
+      <div>
+        <Panel title={node === props.root ? "Manager" : `Sub-agent ${node.path.join(".")}`} extra={<span class="small dim">{facts(node)}</span>}>
+          <pre>{node.goal || "(no goal)"}</pre>
+          <p class="small">{node.answer !== undefined ? <>Answer: <code>{node.answer}</code></> : node.ended === false ? "No answer: a limit ended it." : ""}</p>
+          <Parts parts={node.parts} />
+        </Panel>
+        <Panel title={`${node.turns.length} messages`}>{node.turns.map((turn, i) => <Said key={i} turn={turn} />)}</Panel>
+      </div>
+    </div>
+  );
+}
+
+function facts(node: Member): string {
+  const of = node.budget === undefined ? "" : ` of ${number(node.budget)}`;
+  return [node.tokens === undefined ? "" : `${number(node.tokens)}${of} tokens sampled`, node.read ? `${number(node.read)} read` : "",
+    node.version ? `version ${node.version}` : "", node.tools?.length ? `tools: ${node.tools.join(", ")}` : "", node.documents?.length ? `documents: ${node.documents.join(", ")}` : ""].filter(Boolean).join(" · ");
+}
+
+function flat(node: Member): Member[] {
+  return [node, ...node.members.flatMap(flat)];
+}
+
+function Delegated(props: { node: Member; chosen: Member; open: (path: string) => void; most: number }) {
+  const { node } = props;
+  const name = node.path.length > 1 ? node.path.join(".") : "manager";
+  return (
+    <li>
+      <button aria-pressed={node === props.chosen} aria-label={`${name}: ${clip(node.goal)}`} onClick={() => props.open(node.path.join("."))}>
+        <span class="small dim"><strong>{name}</strong> {number(node.tokens)} tokens{node.ended === false ? ", cut" : ""} {outcome(node)}</span>
+        <span>{clip(node.goal)}</span>
+        <span class="bars"><i class="now" style={`width: ${(100 * (node.tokens ?? 0)) / props.most}%`} /></span>
+      </button>
+      {node.members.length > 0 && <ul>{node.members.map((one) => <Delegated key={one.path.join(".")} {...props} node={one} />)}</ul>}
+    </li>
+  );
+}
+
+function outcome(node: Member): preact.JSX.Element | null {
+  const value = node.parts?.outcome;
+  return typeof value === "number" ? <Reward x={value} /> : null;
+}
+
+function Talks(props: { run: string; choose: preact.JSX.Element }) {
+  const { run } = props;
+  const parts = address().parts;
   const [version, setVersion] = useState(0);
   useEffect(() => api.live((changed) => { if (changed.includes(run)) setVersion((before) => before + 1); }), [run]);
   const [search, setSearch] = useState("");
@@ -19,24 +117,14 @@ export function Agents(_: { control: boolean }) {
   const [found, error] = useAnswer(
     () => (run ? api.samples(run, { search, sort, held_out, start }) : Promise.resolve(undefined)), [run, search, sort, which, start, version],
   );
-  if (!runs) return <><h1>Agents</h1><Problem text={trouble} /></>;
-  if (!runs.length)
-    return (
-      <>
-        <h1>Agents</h1>
-        <p>No run here has logged a conversation with tools. Make one: <code>foresight data demonstrations --task calculator --prompts 240 --out runs/data/calculator.jsonl</code>,
-          then <code>foresight train sft --preset smollm2-calculator</code>.</p>
-      </>
-    );
   const rows = (found?.rows ?? []).filter((row) => row.transcript !== undefined);
   const asked = parts.get("row");
   const index = asked !== null ? Number(asked) : rows[0]?.index;
   const open = (row: number | undefined) => go("agents", { run, row }, true);
   return (
     <>
-      <h1>Agents</h1>
       <div class="bar">
-        <Choice label="run" value={run} options={runs.map((one) => one.id)} names={Object.fromEntries(runs.map((one) => [one.id, `${one.name}: ${one.algorithm} on ${one.env}`]))} set={(name) => { setStart(0); go("agents", { run: name }); }} />
+        {props.choose}
         <Choice label="questions" value={which} options={["all", "held out", "training"]} set={(one) => { setWhich(one); setStart(0); }} />
         <Choice label="order" value={sort} options={["step", "best", "worst"]} names={{ step: "newest", best: "highest reward", worst: "lowest reward" }} set={(one) => { setSort(one); setStart(0); }} />
         <label class="wide"><span class="small dim">text in any turn</span><input type="search" aria-label="Search conversations" value={search} onInput={(event) => { setSearch((event.target as HTMLInputElement).value); setStart(0); }} /></label>
@@ -49,7 +137,7 @@ export function Agents(_: { control: boolean }) {
             <tbody>{rows.map((row) => (
               <tr key={row.index} aria-selected={row.index === index}>
                 <td class="n">{number(row.step)}</td><td class="n"><Reward x={row.reward} /></td>
-                <td style="white-space: normal"><a href={`#/agents?run=${run}&row=${row.index}`} onClick={(event) => { event.preventDefault(); open(row.index); }}>{clip(String(row.prompt ?? ""))}</a>{row.held_out === true && <span class="dim"> held out</span>}</td>
+                <td style="white-space: normal"><a href={`#/agents?run=${run}&row=${row.index}`} onClick={(event) => { event.preventDefault(); open(row.index); }}>{clip(String(row.prompt ?? ""))}</a>{!!row.members && <span class="dim"> {row.members} {row.members === 1 ? "sub-agent" : "sub-agents"}</span>}{row.held_out === true && <span class="dim"> held out</span>}</td>
               </tr>
             ))}</tbody>
           </table></Scroll>
@@ -78,6 +166,7 @@ function Conversation(props: { run: string; index: number; open: (row: number) =
   const [found, error] = useAnswer(() => api.conversation(props.run, props.index), [props.run, props.index, props.version]);
   if (!found) return <Problem text={error} />;
   const versions = found.versions.filter((one) => one.held_out === found.held_out);
+  const team = found.members.length > 0;
   return (
     <div>
       <Problem text={error} />
@@ -85,18 +174,26 @@ function Conversation(props: { run: string; index: number; open: (row: number) =
         {versions.length > 1 && <p class="small">The same question by version of the model: {versions.map((one) => (
           <button key={one.index} class="mark" aria-pressed={one.index === props.index} aria-label={`step ${one.step}, reward ${number(one.reward)}`} onClick={() => props.open(one.index)}>{number(one.step)} <Reward x={one.reward} /></button>
         ))}</p>}
-        <Parts row={found} />
+        {!team && <Parts parts={found.parts} />}
       </Panel>
-      <Panel title={`${found.turns.length} messages`}>
-        {found.turns.map((turn, i) => <Said key={i} turn={turn} />)}
-      </Panel>
+      {team ? <Team root={manager(found)} chosen={address().parts.get("member") ?? ""} open={(member) => go("agents", { run: props.run, row: props.index, member }, true)} /> : (
+        <Panel title={`${found.turns.length} messages`}>
+          {found.turns.map((turn, i) => <Said key={i} turn={turn} />)}
+        </Panel>
+      )}
     </div>
   );
 }
 
+// A conversation of a run as the first of its team.
+function manager(row: Talk): Member {
+  const tokens = row.turns.reduce((sum, turn) => sum + (turn.tokens ?? 0), 0);
+  return { path: [0], goal: String(row.prompt ?? ""), tokens, parts: row.parts as Member["parts"], turns: row.turns, members: row.members };
+}
+
 // The parts of a reward, and what was counted.
-export function Parts(props: { row: Sample }) {
-  const parts = props.row.parts;
+export function Parts(props: { parts: Json | undefined }) {
+  const { parts } = props;
   if (!parts || typeof parts !== "object" || Array.isArray(parts)) return null;
   const pairs = Object.entries(parts);
   const isCount = (name: string) => COUNTS.some((one) => name.endsWith(one));

@@ -15,7 +15,7 @@ export interface Detail extends Row {
 export interface Curve { run: string; metric: string; rows: number; x: number[]; low: number[]; high: number[]; last: number[] }
 export interface Band { label: string; runs: number; steps: number[]; middle: number[]; low: number[]; high: number[] }
 export interface Curves { curves: Curve[]; missing: string[]; bands: Band[] }
-export interface Sample { step: number; index: number; held_out?: boolean; transcript?: number; prompt?: string; completion?: string; reward?: number; [key: string]: Json | undefined }
+export interface Sample { step: number; index: number; held_out?: boolean; transcript?: number; members?: number; prompt?: string; completion?: string; reward?: number; [key: string]: Json | undefined }
 export interface Samples { total: number; steps: number[]; held_out_steps: number[]; rows: Sample[] }
 export interface GridRequest {
   picture: string[]; method: string; step: number; gamma: number; slip: number; step_reward: number; goal_reward: number;
@@ -81,8 +81,16 @@ export interface Turn {
   role: string; text: string; tokens?: number; logprob?: number; results: { text: string; failed: boolean }[];
   calls: { name: string; arguments: { [name: string]: Json }; problem: string }[];
 }
+export interface Member {
+  path: number[]; goal: string; tokens?: number; read?: number; budget?: number; ended?: boolean; answer?: string; version?: string;
+  parts?: { [name: string]: Json }; tools?: string[]; documents?: string[]; turns: Turn[]; members: Member[];
+}
+export interface TraceName { id: string; name: string; goal: string; model: string }
+export interface Trace {
+  goal: Json; model: Json; depth: Json; budget: Json; tokens: Json; canceled: Json; board: Json; root: Member;
+}
 export type Conversation = Sample & {
-  turns: Turn[]; versions: { index: number; step: number; reward: number; held_out: boolean | null }[];
+  turns: Turn[]; members: Member[]; versions: { index: number; step: number; reward: number; held_out: boolean | null }[];
 };
 
 export const exported = document.documentElement.dataset.exported === "yes";
@@ -169,6 +177,8 @@ export const api = {
     return all[question].find((one) => one.method === method && one.budget === budget)!;
   },
   agents: () => get<Model[]>("agents"),
+  traces: () => get<TraceName[]>("traces"),
+  trace: (name: string) => get<Trace>(`traces/${name}`),
   conversation: async (run: string, index: number): Promise<Conversation> => {
     if (!exported) return get<Conversation>(`runs/${run}/conversation/${index}`);
     return (await get<{ [index: string]: Conversation }>(`conversations/${run}`))[String(index)];

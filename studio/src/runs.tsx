@@ -214,7 +214,7 @@ function Tree(props: { value: Json; depth?: number }) {
   );
 }
 
-const HIDDEN = ["step", "prompt", "completion", "reward", "parts", "transcript", "index", "held_out"];
+const HIDDEN = ["step", "prompt", "completion", "reward", "parts", "transcript", "index", "held_out", "members"];
 
 function Completions(props: { run: string; version: number }) {
   const [search, setSearch] = useState("");
@@ -261,7 +261,7 @@ function One_(props: { row: Sample; run: string }) {
         {row.transcript !== undefined && <> · <a href={`#/agents?run=${props.run}&row=${row.index}`}>{row.transcript} messages</a></>}</div>
       {row.prompt !== undefined && <pre class="dim">{String(row.prompt)}</pre>}
       {row.completion !== undefined && <pre>{String(row.completion)}</pre>}
-      <Parts row={row} />
+      <Parts parts={row.parts} />
     </div>
   );
 }

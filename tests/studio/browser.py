@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import re
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+pytest.importorskip("fastapi")
+pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'foresight[dev]'")
+
+import uvicorn
+from playwright import sync_api as playwright
+
 from foresight.envs.tools import browser
+from foresight.studio import app, serve
 
 SOURCE = Path(__file__).parents[2] / "studio"
 OLDEST = (20, 19)  # of Node, for Vite
@@ -61,3 +72,33 @@ def _installed() -> str:
         return "npm ci cannot reach a registry from here"
     assert ran.returncode == 0, ran.stderr
     return ""
+
+
+@contextlib.contextmanager
+def served(folder: Path, **options: Any) -> Iterator[str]:
+    """The address of a studio over `folder`, which runs in a thread; `options` as those of `app.create`."""
+    taken = serve.listen("127.0.0.1", 28_765)
+    made = app.create([folder], **options)
+    server = uvicorn.Server(uvicorn.Config(made, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
+    thread.start()
+    yield serve.address("127.0.0.1", taken.getsockname()[1], None)
+    server.should_exit = True
+    thread.join(10)
+
+
+@contextlib.contextmanager
+def opened(*addresses: str) -> Iterator[Any]:
+    """A page in Chromium. It must raise no error, and load nothing from elsewhere than `addresses`."""
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
+        page = started.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(60_000)
+        problems: list[str] = []
+        asked: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        yield page
+        started.close()
+        assert problems == []
+        assert all(url.startswith((*addresses, "data:", "blob:")) for url in asked)

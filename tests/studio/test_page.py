@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("playwright.sync_api")
 
-import uvicorn
 from playwright import sync_api as playwright
 
 from foresight.runtime.attention import sources
-from foresight.studio import app, grid, serve
+from foresight.studio import app, grid
 from foresight.studio.runs import identity
 from tests import tiny_language
 from tests.studio import browser
@@ -68,31 +66,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    taken = serve.listen("127.0.0.1", 28_765)
-    server = uvicorn.Server(
-        uvicorn.Config(app.create([folder], model=tiny_language.folder()), log_level="error", lifespan="off")
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
-    thread.start()
-    yield serve.address("127.0.0.1", taken.getsockname()[1], None)
-    server.should_exit = True
-    thread.join(10)
+    with browser.served(folder, model=tiny_language.folder()) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def page(address: str) -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=browser.chromium(), args=browser.FLAGS)
-        opened = started.new_page(viewport={"width": 1280, "height": 900})
-        opened.set_default_timeout(60_000)
-        problems: list[str] = []
-        asked: list[str] = []
-        opened.on("pageerror", lambda error: problems.append(str(error)))
-        opened.on("request", lambda request: asked.append(request.url))
-        yield opened
-        started.close()
-        assert problems == []
-        assert all(url.startswith((address, "data:", "blob:")) for url in asked)
+    with browser.opened(address) as page:
+        yield page
 
 
 def test_runs_are_listed_and_drawn_and_texts_are_text(page: Any, address: str, folder: Path) -> None:
