@@ -25,7 +25,8 @@ export default defineConfig({
     assetsInlineLimit: 0,
     modulePreload: false,
     rollupOptions: {
-      output: { entryFileNames: "app.js", chunkFileNames: "[name].js", assetFileNames: "app[extname]" },
+      // One file that is no module, and holds the styles: a browser loads no module for a page of a folder.
+      output: { format: "iife", entryFileNames: "app.js", chunkFileNames: "[name].js", assetFileNames: "app[extname]" },
     },
   },
 });

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 
 from foresight.errors import UserError
 from foresight.studio import attention, boards, dreams, grid, live, samples, thoughts, traces
+from foresight.studio.encode import Answer, encode
 from foresight.studio.runs import Library
 
 VIEWS = ("runs", "grid", "search", "imagination", "attention", "thoughts", "agents")
@@ -54,7 +55,9 @@ def create(
     UserError for a missing folder.
     """
     library = Library(folders)
-    app = FastAPI(title="foresight studio", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="foresight studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Answer
+    )
     games, models = boards.Players(library), dreams.Models(library)
     table, changes = _Table(library), live.Live(library)
     readers, reports = attention.Readers(library, model), thoughts.Thoughts(library)
@@ -76,8 +79,8 @@ def create(
         return response
 
     @app.exception_handler(UserError)
-    async def refuse(_: Request, error: UserError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, status_code=400)
+    async def refuse(_: Request, error: UserError) -> Answer:
+        return Answer({"error": str(error)}, status_code=400)
 
     @app.get("/api/about")
     def about() -> dict[str, Any]:
@@ -242,7 +245,7 @@ class _Table:
     def __call__(self) -> bytes:
         with self._lock:
             if time.monotonic() - self._made >= FRESH:
-                self._text = json.dumps(self._library.table(), ensure_ascii=False).encode()
+                self._text = encode(self._library.table())
                 self._made = time.monotonic()
             return self._text
 
@@ -289,9 +292,9 @@ async def _document(request: Request) -> dict[str, Any]:
     return document
 
 
-def _plain(document: object) -> JSONResponse:
+def _plain(document: object) -> Answer:
     """An answer of JSON types only, which need no conversion: much faster for large ones."""
-    return JSONResponse(document)
+    return Answer(document)
 
 
 def _require(control: bool) -> None:

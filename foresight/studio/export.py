@@ -1,4 +1,7 @@
-"""A static page: the built page with the JSON of some runs beside it, to open from any web server or to send around."""
+"""A static page: the built page with what it shows beside it, to send around, and to open from its folder.
+
+A browser lets a page of a folder load scripts and no JSON, so that each document is a call in a script.
+"""
 
 from __future__ import annotations
 
@@ -10,73 +13,106 @@ from pathlib import Path
 from foresight.errors import UserError
 from foresight.studio import samples
 from foresight.studio.app import PAGE
+from foresight.studio.dreams import Models
+from foresight.studio.encode import encode
 from foresight.studio.runs import Library
 from foresight.studio.thoughts import Thoughts
+from foresight.studio.traces import Traces
 
 LARGEST = 20_000_000  # bytes of a picture or video that is copied
+HORIZON = 15  # imagined steps
 
 
 def write(folders: Sequence[str | Path], out: str | Path) -> int:
     """Write the runs in `folders` to the new folder `out`; returns their number.
 
-    Every metric is there, decimated as on the page. Views that compute (grid, search, imagination, attention) are left
-    out. Raises UserError if `out` exists, and if there is no run.
+    Every metric is there, decimated as on the page; of world models their predictions over `HORIZON` steps. What is
+    computed for each request (grid, search, attention, playing inside a model) is left out. Raises UserError if `out`
+    exists, and if there is nothing to write.
     """
     from foresight import __version__
 
     library, target = Library(folders), Path(out).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists. Choose a new folder for --export.")
-    rows = library.table()
-    if not rows:
+    rows, reports, teams, models = library.table(), Thoughts(library), Traces(library), Models(library)
+    views = ["runs"]
+    if not rows and not reports.names() and not teams.names():
         raise UserError(f"There are no runs in {', '.join(str(folder) for folder in folders)}.")
     try:
         shutil.copytree(PAGE, target, dirs_exist_ok=True)
-        index = target / "index.html"
-        index.write_text(index.read_text(encoding="utf-8").replace("<html ", '<html data-exported="yes" ', 1), "utf-8")
-        data = target / "data"
-        _write(data / "runs.json", rows)
-        _write(data / "settings.json", {row["id"]: library.settings(row["id"]) for row in rows})
+        _page(target / "index.html")
+        _write(target, "runs", rows)
+        _write(target, "settings", {row["id"]: library.settings(row["id"]) for row in rows})
         for row in rows:
-            _one(library, row["id"], data)
-        talking, reports = library.talking(), Thoughts(library)
-        _write(data / "agents.json", talking)
-        _write(data / "thoughts.json", reports.names())
+            _one(library, row["id"], target)
+        imagined = [one for one in models.names() if _imagined(models, one["id"], target)]
+        _write(target, "models", imagined)
+        _write(target, "thoughts", reports.names())
         for report in reports.names():
-            _write(data / "thoughts" / f"{report['id']}.json", reports.report(report["id"]))
-            _write(data / "thoughts" / f"{report['id']}.results.json", reports.results(report["id"]))
-        views = ["runs", *(["thoughts"] if reports.names() else []), *(["agents"] if talking else [])]
-        _write(data / "about.json", {"version": __version__, "control": False, "folders": [], "views": views})
+            _write(target, f"thoughts/{report['id']}", reports.report(report["id"]))
+            _write(target, f"thoughts/{report['id']}.results", reports.results(report["id"]))
+        _write(target, "agents", library.talking())
+        _write(target, "traces", teams.names())
+        for trace in teams.names():
+            _write(target, f"traces/{trace['id']}", teams.trace(trace["id"]))
+        views += ["imagination"] if imagined else []
+        views += ["thoughts"] if reports.names() else []
+        views += ["agents"] if library.talking() or teams.names() else []
+        _write(target, "about", {"version": __version__, "control": False, "folders": [], "views": views})
     except OSError as error:
         raise UserError(f"Cannot write to {target}: {error.strerror or error}. Choose another --export.") from error
     return len(rows)
 
 
-def _one(library: Library, run: str, data: Path) -> None:
+def _page(index: Path) -> None:
+    """Let the page read its documents from beside it, also without a server, where no module may be loaded."""
+    text = index.read_text(encoding="utf-8")
+    for old, new in (
+        ("<html ", '<html data-exported="yes" '),
+        ('<script type="module" crossorigin ', "<script defer "),
+    ):
+        assert old in text, f"{old} is not in the built page"
+        text = text.replace(old, new, 1)
+    index.write_text(text, encoding="utf-8")
+
+
+def _imagined(models: Models, run: str, target: Path) -> bool:
+    """Write what the model of a run predicts; returns whether it has one that can be read."""
+    try:
+        _write(target, f"models/{run}", models.open_loop(run, HORIZON))
+    except UserError:
+        return False  # no checkpoint yet, or too little experience
+    return True
+
+
+def _one(library: Library, run: str, target: Path) -> None:
     detail = library.detail(run)
     kept = []
     for name in detail["media"]:
         file = library.file(run, name)
         if file.stat().st_size <= LARGEST:
-            (data / "files" / run / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, data / "files" / run / name)
+            copy = target / "data" / "files" / run / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
             kept.append(name)
-    _write(data / "runs" / f"{run}.json", {**detail, "media": kept})
+    _write(target, f"runs/{run}", {**detail, "media": kept})
     curves = {
         f"{metric}/{x}": library.curve(run, metric, x) for metric in detail["metrics"] for x in ("step", "seconds")
     }
-    _write(data / "curves" / f"{run}.json", curves)
+    _write(target, f"curves/{run}", curves)
     if detail["samples"]:
         rows = library.samples(run)
         found = samples.page(rows)
         pages = [row for start in range(0, len(rows), samples.LONGEST) for row in
                  samples.page(rows, start=start, count=samples.LONGEST)["rows"]]  # fmt: skip
-        _write(data / "samples" / f"{run}.json", {**found, "rows": pages})
+        _write(target, f"samples/{run}", {**found, "rows": pages})
         if samples.talks(rows):
             talks = {row["index"]: samples.conversation(rows, row["index"]) for row in pages if "transcript" in row}
-            _write(data / "conversations" / f"{run}.json", talks)
+            _write(target, f"conversations/{run}", talks)
 
 
-def _write(file: Path, document: object) -> None:
+def _write(target: Path, name: str, document: object) -> None:
+    file = target / "data" / f"{name}.js"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False, default=str), encoding="utf-8")
+    file.write_bytes(b"foresight(" + json.dumps(name).encode() + b"," + encode(document) + b");\n")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from foresight.studio.encode import encode
 from foresight.studio.runs import Library
 
 POLL = 0.25  # seconds between looks at the logs
@@ -57,4 +57,4 @@ class Live:
             return now, None
         rows = [row for run in changed if (row := self._library.row(run)) is not None]
         document: dict[str, Any] = {"changed": changed, "gone": gone, "rows": rows}
-        return now, f"event: changed\ndata: {json.dumps(document)}\n\n"
+        return now, f"event: changed\ndata: {encode(document).decode()}\n\n"

@@ -16,7 +16,7 @@ from typing import Any
 from foresight.envs.tools import tool
 from foresight.errors import UserError, unknown
 
-ORDERS = ("step", "best", "worst")
+ORDERS = ("step", "best", "worst", "team")
 LONGEST = 200  # rows of a page
 TEAM = "team"  # the role of the last message of a conversation with sub-agents, which holds their documents
 DEEPEST, MOST = 20, 400  # levels of delegation, and sub-agents of one conversation, that are shown
@@ -63,7 +63,7 @@ def page(
     start: int = 0,
     count: int = 50,
 ) -> dict[str, Any]:
-    """Rows that contain `search`, by "step" (newest first), "best" or "worst", `count` from `start`.
+    """Rows that contain `search`, by "step" (newest first), "best", "worst" or "team" (size), `count` from `start`.
 
     `held_out`: those of evaluations, or those of training only. `held_out_steps` are the steps of evaluations. Of a
     conversation only the number of its messages is given, as `transcript`, and that of its sub-agents, as `members`.
@@ -81,6 +81,8 @@ def page(
         found = [row for row in found if search.lower() in json.dumps(row, ensure_ascii=False).lower()]
     if sort == "step":
         found.sort(key=lambda row: -row["step"])
+    elif sort == "team":
+        found.sort(key=lambda row: (-_brief(row).get("members", 0), -row["step"]))
     else:
         sign = -1 if sort == "best" else 1
         found.sort(key=lambda row: sign * _reward(row, math.inf * sign))

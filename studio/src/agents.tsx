@@ -43,7 +43,7 @@ function Traced(props: { name: string; choose: preact.JSX.Element }) {
       <div class="bar">{props.choose}</div>
       <Problem text={error} />
       {found && <Team root={found.root} chosen={parts.get("member") ?? ""} open={open}
-        about={<p class="small">{plain(found.model)} used {number(found.tokens)} of {number(found.budget)} tokens{found.canceled === true && ", and was canceled"}. Delegation is allowed to depth {number(found.depth)}.</p>} />}
+        about={<p class="small">{found.model ? plain(found.model) : "The model"} sampled {number(found.tokens)} of {number(found.budget)} tokens{found.canceled === true && ", and was canceled"}. Delegation is allowed to depth {number(found.depth)}.</p>} />}
       {posts.length > 0 && <Panel title="The board">{posts.map((post, i) => {
         const { by, text } = (post ?? {}) as { by?: Json; text?: Json };
         return <p class="small" key={i}><strong>{Array.isArray(by) ? by.join(".") : ""}</strong> {plain(text ?? "")}</p>;
@@ -76,7 +76,7 @@ function Team(props: { root: Member; chosen: string; open: (path: string) => voi
 
 function facts(node: Member): string {
   const of = node.budget === undefined ? "" : ` of ${number(node.budget)}`;
-  return [node.tokens === undefined ? "" : `${number(node.tokens)}${of} tokens sampled`, node.read ? `${number(node.read)} read` : "",
+  return [node.tokens === undefined ? "" : `${number(node.tokens)}${of} tokens sampled`, (node.read ?? 0) > 0 ? `${number(node.read)} read` : "",
     node.version ? `version ${node.version}` : "", node.tools?.length ? `tools: ${node.tools.join(", ")}` : "", node.documents?.length ? `documents: ${node.documents.join(", ")}` : ""].filter(Boolean).join(" · ");
 }
 
@@ -110,7 +110,7 @@ function Talks(props: { run: string; choose: preact.JSX.Element }) {
   const [version, setVersion] = useState(0);
   useEffect(() => api.live((changed) => { if (changed.includes(run)) setVersion((before) => before + 1); }), [run]);
   const [search, setSearch] = useState("");
-  const [sort, setSort] = useState<"step" | "best" | "worst">("step");
+  const [sort, setSort] = useState<"step" | "best" | "worst" | "team">("step");
   const [which, setWhich] = useState<"all" | "held out" | "training">("all");
   const [start, setStart] = useState(0);
   const held_out = which === "all" ? undefined : which === "held out";
@@ -126,7 +126,7 @@ function Talks(props: { run: string; choose: preact.JSX.Element }) {
       <div class="bar">
         {props.choose}
         <Choice label="questions" value={which} options={["all", "held out", "training"]} set={(one) => { setWhich(one); setStart(0); }} />
-        <Choice label="order" value={sort} options={["step", "best", "worst"]} names={{ step: "newest", best: "highest reward", worst: "lowest reward" }} set={(one) => { setSort(one); setStart(0); }} />
+        <Choice label="order" value={sort} options={["step", "best", "worst", "team"]} names={{ step: "newest", best: "highest reward", worst: "lowest reward", team: "largest team" }} set={(one) => { setSort(one); setStart(0); }} />
         <label class="wide"><span class="small dim">text in any turn</span><input type="search" aria-label="Search conversations" value={search} onInput={(event) => { setSearch((event.target as HTMLInputElement).value); setStart(0); }} /></label>
       </div>
       <Problem text={error} />
@@ -137,7 +137,7 @@ function Talks(props: { run: string; choose: preact.JSX.Element }) {
             <tbody>{rows.map((row) => (
               <tr key={row.index} aria-selected={row.index === index}>
                 <td class="n">{number(row.step)}</td><td class="n"><Reward x={row.reward} /></td>
-                <td style="white-space: normal"><a href={`#/agents?run=${run}&row=${row.index}`} onClick={(event) => { event.preventDefault(); open(row.index); }}>{clip(String(row.prompt ?? ""))}</a>{!!row.members && <span class="dim"> {row.members} {row.members === 1 ? "sub-agent" : "sub-agents"}</span>}{row.held_out === true && <span class="dim"> held out</span>}</td>
+                <td style="white-space: normal; overflow-wrap: anywhere"><a href={`#/agents?run=${run}&row=${row.index}`} onClick={(event) => { event.preventDefault(); open(row.index); }}>{clip(String(row.prompt ?? ""))}</a>{!!row.members && <span class="dim"> {row.members} {row.members === 1 ? "sub-agent" : "sub-agents"}</span>}{row.held_out === true && <span class="dim"> held out</span>}</td>
               </tr>
             ))}</tbody>
           </table></Scroll>
@@ -212,7 +212,7 @@ const NAMES: { [role: string]: string } = { system: "system", user: "user", assi
 
 function Said(props: { turn: Turn }) {
   const { turn } = props;
-  const cost = turn.tokens ? `${turn.tokens} tokens, mean log-probability ${number((turn.logprob ?? 0) / turn.tokens, 3)}` : "";
+  const cost = turn.tokens ? `${turn.tokens} tokens${turn.logprob === undefined ? "" : `, mean log-probability ${number(turn.logprob / turn.tokens, 3)}`}` : "";
   const text = turn.text && <pre>{turn.text}</pre>;
   return (
     <div class={`turn ${turn.role}`}>

@@ -110,9 +110,25 @@ function query(parts: { [name: string]: string | number | boolean | string[] | u
   return pairs.toString();
 }
 
+// In an exported page each document is a script that calls `foresight`: a page of a folder may load no JSON.
+const documents: { [path: string]: unknown } = {};
+const loading: { [path: string]: Promise<unknown> } = {};
+if (exported) Object.assign(window, { foresight: (path: string, document: unknown) => { documents[path] = document; } });
+
+function stored(path: string): Promise<unknown> {
+  return (loading[path] ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = `data/${path}.js`;
+    script.onload = () => resolve(documents[path]);
+    script.onerror = () => reject(new Error("This is not in the exported page."));
+    document.head.append(script);
+  }));
+}
+
 async function get<T>(path: string, parts = {}): Promise<T> {
+  if (exported) return (await stored(path)) as T;
   const question = query(parts);
-  return answer<T>(await fetch(exported ? `data/${path}.json` : `api/${path}${question ? "?" + question : ""}`));
+  return answer<T>(await fetch(`api/${path}${question ? "?" + question : ""}`));
 }
 
 async function post<T>(path: string, document: object): Promise<T> {
@@ -145,7 +161,8 @@ export const api = {
     const search = parts.search?.toLowerCase();
     if (search) rows = rows.filter((row) => JSON.stringify(row).toLowerCase().includes(search));
     const sign = parts.sort === "best" ? -1 : 1;
-    if (parts.sort !== "step") rows = [...rows].sort((a, b) => sign * ((a.reward ?? 0) - (b.reward ?? 0)));
+    if (parts.sort === "team") rows = [...rows].sort((a, b) => (b.members ?? 0) - (a.members ?? 0));
+    else if (parts.sort !== "step") rows = [...rows].sort((a, b) => sign * ((a.reward ?? 0) - (b.reward ?? 0)));
     return { ...all, total: rows.length, rows: rows.slice(parts.start ?? 0, (parts.start ?? 0) + 50) };
   },
   file: (run: string, name: string) =>

@@ -1,5 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
-import { api, type Loop } from "./api";
+import { api, exported, type Loop } from "./api";
 import { Chart, type Line } from "./chart";
 import { address, Choice, go, number, PALETTE, Panel, Problem, Slider, useAnswer } from "./common";
 
@@ -21,10 +21,10 @@ export function Imagination(_: { control: boolean }) {
       <h1>Imagination</h1>
       <div class="bar">
         <Choice label="run" value={run} options={models.map((one) => one.id)} names={Object.fromEntries(models.map((one) => [one.id, `${one.name}: ${one.algorithm} on ${one.env}`]))} set={(name) => go("imagination", { run: name })} />
-        <Slider label="imagined steps" value={horizon} min={1} max={60} step={1} set={setHorizon} />
+        {!exported && <Slider label="imagined steps" value={horizon} min={1} max={60} step={1} set={setHorizon} />}
       </div>
       <OpenLoop run={run} horizon={horizon} />
-      <Inside run={run} key={run} />
+      {!exported && <Inside run={run} key={run} />}
     </>
   );
 }

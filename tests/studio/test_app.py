@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
-from foresight.cli.main import main
 from foresight.studio import app, serve
 from tests.studio import browser
 
@@ -165,9 +164,3 @@ def test_the_next_free_port_is_taken_and_the_address_has_the_token() -> None:
     second.close()
     assert serve.address("127.0.0.1", 80, None) == "http://127.0.0.1:80/"
     assert serve.address("0.0.0.0", 80, "abc").endswith(":80/?token=abc")
-
-
-def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["studio", str(FIXTURES), "--export", str(tmp_path / "out")]) == 0
-    assert "4 runs" in capsys.readouterr().out
-    assert main(["studio", str(tmp_path / "none")]) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from foresight.errors import UserError
 from foresight.runtime.monitoring import log
-from foresight.studio import export, samples
+from foresight.studio import samples
 from foresight.studio.runs import Library, decimate, identity
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
@@ -154,18 +154,6 @@ def test_settings_that_differ(tmp_path: Path) -> None:
     library = Library([tmp_path])
     library.find()
     assert library.differences([identity(run) for run in runs]) == [{"name": "seed", "values": [0, 1]}]
-
-
-def test_an_exported_page_has_every_run(tmp_path: Path) -> None:
-    assert export.write([FIXTURES], tmp_path / "page") == 4
-    listed = json.loads((tmp_path / "page" / "data" / "runs.json").read_text())
-    for row in listed:
-        detail = json.loads((tmp_path / "page" / "data" / "runs" / f"{row['id']}.json").read_text())
-        curves = json.loads((tmp_path / "page" / "data" / "curves" / f"{row['id']}.json").read_text())
-        assert {name.rsplit("/", 1)[0] for name in curves} == set(detail["metrics"])
-    assert 'data-exported="yes"' in (tmp_path / "page" / "index.html").read_text()
-    with pytest.raises(UserError, match="exists"):
-        export.write([FIXTURES], tmp_path / "page")
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:

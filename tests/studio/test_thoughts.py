@@ -10,11 +10,8 @@ import pytest
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
-from foresight.cli.main import main
-from foresight.planning.generation.scripted import Scripted
-from foresight.runtime.reasoning import think as thinking
 from foresight.studio import app, thoughts
-from tests.planning.reasoning.players import player
+from tests.studio.reports import think
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -23,12 +20,7 @@ HOSTILE = "<script>alert(1)</script>"
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a report that the command wrote, with a scripted model."""
     folder = tmp_path_factory.mktemp("reports")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thinking, "model", lambda name, *args: Scripted(player))
-        sizes = ["--budget", "64", "--points", "2", "--questions", "3", "--max-new-tokens", "24"]
-        options = ["--task", "countdown", "--env-options", "traces=steps", "--model", "m", "--verifier", "exact"]
-        methods = ["self_consistency", "tree_of_thoughts"]
-        assert main(["think", *methods, *options, *sizes, "--out", str(folder / "think" / "small")]) == 0
+    think(folder / "think" / "small")
     return folder
 
 

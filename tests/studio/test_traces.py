@@ -40,7 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = play(halves, team.Team("Both words", documents=SECRETS))
     done["board"] = [{"by": [0, 1], "text": HOSTILE}]
     (found / "team" / "both-words.json").write_text(json.dumps(done, indent=1))
-    odd = {"format": 1, "goal": HOSTILE, "root": {"path": "x", "messages": [3, {"role": HOSTILE}], "members": [None, {}]}}
+    odd = {
+        "format": 1,
+        "goal": HOSTILE,
+        "root": {"path": "x", "messages": [3, {"role": HOSTILE}], "members": [None, {}]},
+    }
     (found / "team" / "odd.json").write_text(json.dumps(odd))
     (found / "team" / "deep.json").write_text('{"format": 1, "goal": "' + 'a", "root": ' + "[" * 100_000)
     (found / "team" / "other.json").write_text('{"goal": "not a trace"}')
@@ -65,6 +69,8 @@ def test_a_conversation_has_its_sub_agents(folder: Path) -> None:
     page = asked.get(f"/api/runs/{listed['id']}/samples").json()["rows"]
     logged = rows(folder)
     assert max(row["members"] for row in page) == 2 and min(row["transcript"] for row in page) >= 2
+    first = asked.get(f"/api/runs/{listed['id']}/samples?sort=team&count=1").json()["rows"]
+    assert [row["members"] for row in first] == [2]
     for row in page:
         found = asked.get(f"/api/runs/{listed['id']}/conversation/{row['index']}").json()
         last = logged[row["index"]]["transcript"][-1]

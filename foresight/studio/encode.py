@@ -1,0 +1,34 @@
+"""JSON that every browser reads, of documents with numbers and texts that it has no signs for."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+
+def encode(document: object) -> bytes:
+    """UTF-8 JSON. NaN and infinities become texts, as does what JSON does not know; lone surrogates are escaped."""
+    try:
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
+    except ValueError:
+        text = json.dumps(_finite(document), ensure_ascii=False, separators=(",", ":"), default=str)
+    return text.encode("utf-8", "backslashreplace")
+
+
+class Answer(JSONResponse):
+    """A response with `encode`."""
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of a document."""
+        return encode(content)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {str(name): _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
