@@ -7,6 +7,7 @@ page (Origin); with a token, only requests that carry it. Without `control` it c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import os
@@ -215,12 +216,20 @@ def create(
     @app.post("/api/runs/{run}/stop")
     def stop(run: str) -> dict[str, Any]:
         _require(control)
-        return _stop(library.path(run))
+        return _stop(library, library.path(run))
 
     @app.post("/api/runs/{run}/resume")
     def resume(run: str) -> dict[str, Any]:
         _require(control)
-        return _resume(library.path(run))
+        row = library.row(run) or {}
+        path = library.path(run)
+        if row.get("state") == "running":
+            raise UserError(f"{path.name} is running: stop it first.")
+        if row.get("state") == "finished":
+            raise UserError(
+                f"{path.name} has finished. To train it for longer: {library.detail(run)['resume']} --steps N"
+            )
+        return _resume(library, path)
 
     @app.get("/{name:path}")
     def page(name: str) -> Response:
@@ -302,7 +311,7 @@ def _require(control: bool) -> None:
         raise UserError("This studio is read-only. Start it with: foresight studio --control")
 
 
-def _stop(path: Path) -> dict[str, Any]:
+def _stop(library: Library, path: Path) -> dict[str, Any]:
     """Interrupt the process that trains in `path`, as Ctrl-C does: it saves and can be resumed."""
     import psutil
 
@@ -314,8 +323,19 @@ def _stop(path: Path) -> dict[str, Any]:
             and _in(path, process, words)
         ):
             os.kill(process.info["pid"], signal.SIGINT)
+            threading.Thread(target=_await, args=(library, path, process), daemon=True).start()
             return {"stopped": path.name}
     raise UserError(f"No process on this machine trains in {path.name}.")
+
+
+def _await(library: Library, path: Path, process: Any) -> None:
+    """Note when a process that was interrupted has ended."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.1)  # waiting for it could take its exit status from who started it
+    library.ended(path)
 
 
 def _in(path: Path, process: Any, words: Sequence[str]) -> bool:
@@ -330,10 +350,16 @@ def _in(path: Path, process: Any, words: Sequence[str]) -> bool:
         return False
 
 
-def _resume(path: Path) -> dict[str, Any]:
+def _resume(library: Library, path: Path) -> dict[str, Any]:
     with (path / "resumed.log").open("ab") as log:
-        subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "foresight", "resume", str(path)],
             stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+
+    def ended() -> None:
+        process.wait()
+        library.ended(path)
+
+    threading.Thread(target=ended, daemon=True).start()
     return {"resumed": path.name}

@@ -26,6 +26,7 @@ from foresight.runtime.monitoring.health import Health
 from foresight.studio import samples
 
 TAIL = 65_536  # bytes of a log that hold at least one row
+RECENT = 20  # last rows whose metrics are checked for the table
 LIVE = 30.0  # seconds since the last row after which a run without a summary counts as stopped,
 SLOW = 4  # or this many times the time between its last rows, if that is longer
 POINTS = 600  # of a drawn curve
@@ -34,7 +35,8 @@ RUN = (log.METRICS, "config.yaml")  # a folder with one of them is a run
 SAMPLES = "media/samples.jsonl"
 NETWORK = ("memory", "images")  # fields of a Config that choose its network
 HEAD, LONGEST_ROW = 4, 1_000_000  # rows, and bytes of a row, that show whether a run logs conversations
-PICTURES = (".png", ".gif", ".svg", ".mp4", ".jpg", ".webm")
+VIDEOS = (".mp4", ".webm")
+PICTURES = (".png", ".gif", ".svg", ".jpg", *VIDEOS)
 
 
 @dataclasses.dataclass
@@ -98,6 +100,7 @@ class Library:
         self._columns: dict[Path, Columns] = {}
         self._rows: dict[Path, tuple[tuple[float, ...], dict[str, Any]]] = {}
         self._ids: dict[str, Path] = {}
+        self._ended: dict[Path, float] = {}
         self._samples: dict[Path, samples.Log] = {}
 
     def find(self) -> list[Path]:
@@ -146,8 +149,13 @@ class Library:
         row = dict(known[1])
         patience = max(LIVE, SLOW * row.pop("interval"))
         if row["state"] == "unfinished":
-            row["state"] = "running" if now - row["changed"] < patience else "stopped"
-        return row
+            late = now - row["changed"] >= patience or row["changed"] <= self._ended.get(run, 0.0)
+            row["state"] = "stopped" if late else "running"
+        return {**row, **_files(run)}
+
+    def ended(self, path: Path) -> None:
+        """The process that trained in `path` has ended: until the log grows again, the run is stopped."""
+        self._ended[path] = time.time()
 
     def detail(self, run: str) -> dict[str, Any]:
         """The config, the summary, the logged metrics, warnings, files and checkpoints of a run."""
@@ -171,7 +179,8 @@ class Library:
                 if file.suffix in PICTURES and file.is_file()
             ],
             "samples": (path / SAMPLES).is_file(),
-            "checkpoints": sorted(file.name for file in checkpoints.iterdir()) if checkpoints.is_dir() else [],
+            "saved": [file.name for file in sorted(checkpoints.glob("step-*")) if file.is_dir()],
+            "best": read_json(checkpoints / "best.json").get("step"),
             "resume": f"foresight resume {_short(path)}",
         }
 
@@ -263,7 +272,10 @@ class Library:
 
     def stamps(self) -> dict[str, float]:
         """When each run changed last, by id: what a live page watches."""
-        return {identity(run): max(stamp(run / log.METRICS), stamp(run / "summary.json")) for run in self.find()}
+        return {
+            identity(run): max(stamp(run / log.METRICS), stamp(run / "summary.json"), self._ended.get(run, 0.0))
+            for run in self.find()
+        }
 
 
 def identity(run: Path) -> str:
@@ -314,7 +326,10 @@ def _facts(run: Path) -> dict[str, Any] | None:
     if not config:
         return None
     summary = read_json(run / "summary.json")
-    before, last = _last_rows(run / log.METRICS)
+    rows = _last_rows(run / log.METRICS, RECENT)
+    before, last = [{}, {}, *rows][-2:]
+    health = Health()
+    warnings = [text for row in rows for text in health.check(int(row["step"]), row)]
     algorithm = Path(str(config.get("algorithm", ""))).stem
     entry = catalog.algorithms().get(algorithm)
     given = config.get("config")
@@ -337,27 +352,43 @@ def _facts(run: Path) -> dict[str, Any] | None:
         "value": last.get(shown) if shown else None,
         "evaluation": summary.get("evaluation"),
         "baseline": summary.get("baseline"),
+        "unhealthy": warnings,
         "state": "finished" if summary else "unfinished",
         "interval": float(last.get("seconds", 0.0)) - float(before.get("seconds", 0.0)) if before else 0.0,
         "changed": max(stamp(run / log.METRICS), stamp(run / "config.yaml"), stamp(run / "summary.json")),
     }
 
 
-def _last_rows(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The last row but one and the last row of a log; {} for a row that is not there."""
-    found: list[dict[str, Any]] = []
+def _last_rows(file: Path, count: int) -> list[dict[str, Any]]:
+    """The last whole rows of a log, at most `count`, in order."""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(0, size - TAIL))
             chunk = stream.read()
     except OSError:
-        return {}, {}
-    for line in reversed(chunk[: chunk.rfind(b"\n") + 1].splitlines()):
-        if len(found) < 2 and (row := _row(line)) is not None:
-            found.append(row)
-    found += [{}, {}]
-    return found[1], found[0]
+        return []
+    lines = chunk[: chunk.rfind(b"\n") + 1].splitlines()[-count - 1 :]
+    return [row for line in lines if (row := _row(line)) is not None][-count:]
+
+
+def _files(run: Path) -> dict[str, int]:
+    """How many checkpoints, pictures and videos a run has."""
+    names = [path.name for path in _inside(run / "checkpoints") if path.name.startswith("step-")]
+    shown = [path.suffix for path in _inside(run / "media", 2)]
+    videos = sum(suffix in VIDEOS for suffix in shown)
+    return {"checkpoints": len(names), "videos": videos, "pictures": sum(one in PICTURES for one in shown) - videos}
+
+
+def _inside(folder: Path, depth: int = 1) -> Iterator[Path]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        yield Path(entry.path)
+        if depth > 1 and entry.is_dir(follow_symlinks=False):
+            yield from _inside(Path(entry.path), depth - 1)
 
 
 def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any]]:

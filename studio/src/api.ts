@@ -7,10 +7,11 @@ export interface Row {
   id: string; name: string; algorithm: string; kind: string; env: string; preset: string | null; seed: number;
   step: number; steps: number | null; unit: string; seconds: number; metric: string | null; value: number | string | null;
   evaluation: Measured | null; baseline: Measured | null; state: string; changed: number;
+  unhealthy: string[]; checkpoints: number; pictures: number; videos: number;
 }
 export interface Detail extends Row {
   config: { [key: string]: Json }; summary: { [key: string]: Json }; metrics: string[]; rows: number;
-  warnings: string[]; media: string[]; samples: boolean; checkpoints: string[]; resume: string;
+  warnings: string[]; media: string[]; samples: boolean; saved: string[]; best: number | null; resume: string;
 }
 export interface Curve { run: string; metric: string; rows: number; x: number[]; low: number[]; high: number[]; last: number[] }
 export interface Band { label: string; runs: number; steps: number[]; middle: number[]; low: number[]; high: number[] }

@@ -60,7 +60,7 @@ export function Runs(props: { control: boolean }) {
             onInput={(event) => setSearch((event.target as HTMLInputElement).value)} />}>
           <Scroll>
             <table>
-              <thead><tr><th><span class="small">show</span></th><th>run</th><th>algorithm</th><th>environment</th><th>state</th><th class="n">steps</th><th class="n">now</th><th class="n">result</th><th class="n">before</th><th class="n">time</th></tr></thead>
+              <thead><tr><th><span class="small">show</span></th><th>run</th><th>algorithm</th><th>environment</th><th>state</th><th class="n">steps</th><th class="n">now</th><th class="n">result</th><th class="n">before</th><th class="n">time</th><th>saved</th></tr></thead>
               <tbody>
                 {shown.map((row) => (
                   <tr key={row.id} aria-selected={selected.includes(row.id)}>
@@ -68,11 +68,12 @@ export function Runs(props: { control: boolean }) {
                       onChange={() => choose(selected.includes(row.id) ? selected.filter((one) => one !== row.id) : [...selected, row.id])} /></td>
                     <td><a href={`#/runs?run=${row.id}`}>{row.name}</a></td>
                     <td>{row.algorithm}</td><td>{row.env}</td>
-                    <td><span class={`state ${row.state}`}>{row.state}</span></td>
+                    <td><span class={`state ${row.state}`}>{row.state}</span>{row.unhealthy.length > 0 && <> <a class="warn" href={`#/runs?run=${row.id}`} title={row.unhealthy.join("\n")}>{many(row.unhealthy.length, "warning")}</a></>}</td>
                     <td class="n">{row.state === "finished" || !row.steps ? number(row.step) : <><progress max={row.steps} value={row.step} aria-label="progress" /> {number(row.step)}</>}</td>
                     <td class="n">{row.metric ? `${row.metric} ${number(row.value)}` : ""}</td>
                     <td class="n">{number(row.evaluation?.mean)}</td><td class="n">{number(row.baseline?.mean)}</td>
                     <td class="n">{duration(row.seconds)}</td>
+                    <td class="small dim">{saved(row)}</td>
                   </tr>
                 ))}
               </tbody>
@@ -85,6 +86,15 @@ export function Runs(props: { control: boolean }) {
       {selected.length === 1 && <One key={selected[0]} run={selected[0]} control={props.control} version={changes[selected[0]] ?? 0} />}
     </>
   );
+}
+
+function many(count: number, what: string): string {
+  return `${count} ${what}${count === 1 ? "" : "s"}`;
+}
+
+function saved(row: Row): string {
+  const counts: [number, string][] = [[row.checkpoints, "checkpoint"], [row.pictures, "picture"], [row.videos, "video"]];
+  return counts.filter(([count]) => count).map(([count, what]) => many(count, what)).join(", ");
 }
 
 function Curves(props: { runs: string[]; rows: Row[]; metric: string; x: string; version: string; set: (metric: string, x: string) => void }) {
@@ -152,10 +162,10 @@ function One(props: { run: string; control: boolean; version: number }) {
   const [detail, error] = useAnswer(() => api.detail(props.run), [props.run, props.version]);
   const [said, setSaid] = useState("");
   if (!detail) return <Problem text={error} />;
-  const command = (act: () => Promise<object>) => act().then(() => setSaid("Done."), (problem: Error) => setSaid(problem.message));
+  const command = (act: () => Promise<object>, done: string) => act().then(() => setSaid(done), (problem: Error) => setSaid(problem.message));
   return (
     <>
-      {detail.warnings.length > 0 && <Panel title={`${detail.warnings.length} ${detail.warnings.length === 1 ? "warning" : "warnings"}`}>{detail.warnings.map((text) => <p class="warning" key={text}>{text}</p>)}</Panel>}
+      {detail.warnings.length > 0 && <Panel title={many(detail.warnings.length, "warning")}>{detail.warnings.map((text) => <p class="warning" key={text}>{text}</p>)}</Panel>}
       <div class="columns">
         <div>
           {detail.samples && <Completions run={props.run} version={props.version} />}
@@ -168,11 +178,11 @@ function One(props: { run: string; control: boolean; version: number }) {
         <div>
           {(detail.samples || detail.media.length > 0) && <Facts detail={detail} />}
           <Panel title="Checkpoints">
-            {detail.checkpoints.length ? <p>{detail.checkpoints.join(", ")}</p> : <p class="dim">None yet.</p>}
+            {detail.saved.length ? <ul class="plain">{detail.saved.map((name) => <li key={name}>step {number(Number(name.replace("step-", "")))}{Number(name.replace("step-", "")) === detail.best && <span class="dim"> the best evaluation</span>}</li>)}</ul> : <p class="dim">None yet.</p>}
             <p class="small" style="overflow-wrap: anywhere">Continue with <code>{detail.resume}</code></p>
             {props.control && <div class="bar">
-              <button disabled={detail.state !== "running"} onClick={() => command(() => api.stop(props.run))}>Stop</button>
-              <button disabled={detail.state === "running"} onClick={() => command(() => api.resume(props.run))}>Resume</button>
+              <button disabled={detail.state !== "running"} onClick={() => command(() => api.stop(props.run), "It saves a checkpoint and stops.")}>Stop</button>
+              <button disabled={detail.state !== "stopped"} onClick={() => command(() => api.resume(props.run), "It loads its checkpoint and continues.")}>Resume</button>
               <span role="status">{said}</span>
             </div>}
           </Panel>

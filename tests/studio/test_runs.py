@@ -83,6 +83,23 @@ def test_a_run_that_writes_is_running_and_an_old_one_is_stopped(tmp_path: Path) 
     }  # fmt: skip
 
 
+def test_the_table_warns_of_runs_that_are_unhealthy_now_and_counts_what_was_saved(tmp_path: Path) -> None:
+    bad = {"approx_kl": 9.0, "return": 1.0}
+    sick = make(tmp_path / "sick", [{"step": i, **(bad if i > 40 else {"approx_kl": 0.0})} for i in range(1, 50)])
+    healed = make(tmp_path / "healed", [{"step": i, **(bad if i < 9 else {"approx_kl": 0.0})} for i in range(1, 50)])
+    for name in ("checkpoints/step-000000049", "checkpoints/best.json", "media/deep"):
+        (sick / name).mkdir(parents=True)
+    for name in ("a.mp4", "deep/b.png", "samples.jsonl"):
+        (sick / "media" / name).write_bytes(b"")
+    library = Library([tmp_path])
+    found = {row["name"]: row for row in library.table()}
+    assert [text.split(":")[0] for text in found["sick"]["unhealthy"]] == ["step 43"]  # the third in a row
+    assert found["healed"]["unhealthy"] == [] and library.detail(identity(healed))["warnings"]
+    counts = {name: [row[name] for row in found.values()] for name in ("checkpoints", "pictures", "videos")}
+    assert {name: sum(row) for name, row in counts.items()} == {"checkpoints": 1, "pictures": 1, "videos": 1}
+    assert (found["sick"]["checkpoints"], found["sick"]["videos"], found["healed"]["pictures"]) == (1, 1, 0)
+
+
 def test_broken_and_deleted_runs_leave_the_others(tmp_path: Path) -> None:
     make(tmp_path / "good", rows(3))
     make(tmp_path / "cut", [], config="algorithm: [unclosed\n")
