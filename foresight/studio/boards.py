@@ -78,6 +78,8 @@ class Players:
             raise UserError(f"simulations must be between 0 and {MOST:,}, not {simulations!r}.")
         with self._lock:  # positions and networks of one player are used by one request at a time
             module, state, game = self._load(name)
+            if name in UNTRAINED:  # the same playouts for the same request
+                state = mcts.build(state.config, game)
             position = replay(game, [moves])
             found = self._describe(game, position, moves)
             if simulations is not None and not found["over"]:

@@ -78,7 +78,7 @@ function Inside(props: { run: string }) {
   const [seed, setSeed] = useState(0);
   const [keys, setKeys] = useState<(number | "agent")[]>([]);
   const [dream, error] = useAnswer(() => api.dream({ run: props.run, seed, keys }), [props.run, seed, keys]);
-  const press = (key: number | "agent") => { if (dream && !dream.over && dream.length === keys.length) setKeys([...keys, key]); };
+  const press = (key: number | "agent") => { if (dream && !dream.over) setKeys((before) => [...before, key]); }; // faster than answers come: none is lost
   useEffect(() => {
     const typed = (event: KeyboardEvent) => {
       if ((event.target as HTMLElement).closest("input, select, button, a") || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -103,7 +103,7 @@ function Inside(props: { run: string }) {
         <div class="bar">
           {dream.actions.map((label, i) => <button key={i} disabled={!!dream.over} onClick={() => press(i)}>{label}</button>)}
           <button disabled={!!dream.over} onClick={() => press("agent")}>agent</button>
-          <button disabled={!keys.length} onClick={() => setKeys(keys.slice(0, -1))}>undo</button>
+          <button disabled={!keys.length} onClick={() => setKeys(keys.slice(0, Math.max(0, (dream.over ? dream.length : keys.length) - 1)))}>undo</button>
           <button onClick={() => { setSeed(seed + 1); setKeys([]); }}>new episode</button>
         </div>
       </div>}

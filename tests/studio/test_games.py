@@ -1,0 +1,67 @@
+"""Games on the page: a move against an agent, and the agent's evaluation, which is Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from foresight.studio import boards
+from foresight.studio.runs import Library
+from tests.studio import browser
+
+# Player, title, the move: row, column and number of its action, and simulations.
+GAMES = (
+    ("connect_four", "Connect Four", 1, 4, 3, 64),
+    ("mcts-tic_tac_toe", "tic-tac-toe", 2, 2, 4, 1_000),
+    ("mcts-hex", "hex", 2, 3, 7, 2_000),
+    ("mcts-go", "Go", 3, 3, 12, 2_000),
+)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browser.served(tmp_path_factory.mktemp("none")) as address, browser.opened(address) as page:
+        page.goto(f"{address}#/search")
+        yield page
+
+
+def looked(player: str, moves: list[int], simulations: int) -> dict[str, Any]:
+    return boards.Players(Library([])).look({"player": player, "moves": moves, "simulations": simulations})
+
+
+@pytest.mark.parametrize("player", [game[0] for game in GAMES[1:]])  # Gumbel search plans how it spends simulations
+def test_fewer_simulations_are_an_earlier_state_of_the_same_search(player: str, simulations: int = 40) -> None:
+    early, late = (looked(player, [4], count)["analysis"]["moves"] for count in (simulations, 2 * simulations))
+    later = {move["action"]: move["visits"] for move in late}
+    assert sum(later.values()) == 2 * simulations == 2 * sum(move["visits"] for move in early)
+    assert all(move["visits"] <= later[move["action"]] for move in early)
+    assert looked(player, [4], simulations)["analysis"]["moves"] == early
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("player", "title", "row", "column", "action", "simulations"), GAMES)
+def test_a_move_is_played_and_the_evaluation_is_that_of_python(
+    page: Any, player: str, title: str, row: int, column: int, action: int, simulations: int
+) -> None:
+    page.select_option("select[aria-label='agent']", player)
+    page.wait_for_selector(f"svg[aria-label^='{title}' i] [role=button]")
+    page.click(f"[aria-label='row {row}, column {column}: empty']")
+    page.wait_for_selector("button:has-text('Agent plays')")
+    found = looked(player, [action], simulations)
+    assert found["moves"] == [action] and found["mover"] == 1
+    analysis = found["analysis"]
+    page.wait_for_selector(f"button:has-text('Agent plays {analysis['moves'][0]['name']}')")
+    for shown, move in zip(page.locator("table tbody tr").all(), analysis["moves"], strict=False):
+        texts = shown.locator("td").all_inner_texts()
+        assert texts[:2] == [move["name"], str(move["visits"])]
+        assert texts[3] == ("" if move["value"] is None else f"{move['value']:.3f}")
+    assert f"{analysis['value']:.3g}" in page.inner_text("h2:has-text('search') + span")
+    page.click("button:has-text('Agent plays')")
+    page.wait_for_selector("[aria-label$='second player']")
+    assert page.locator("[aria-label$='second player']").count() == 1
+    page.click("button:has-text('Take back')")
+    page.wait_for_selector(f"[aria-label='row {row}, column {column}: empty']")
