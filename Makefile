@@ -37,7 +37,8 @@ demo: install ## Teach a small language model to add (four minutes on two cores)
 	run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
 	$(BIN)/foresight train grpo --preset smollm2-addition --prompts 8 --group 8 --max-new-tokens 16 --out $$run && \
 	$(BIN)/python examples/demo.py $$run && \
-	if [ -t 1 ]; then $(BIN)/foresight studio $$run; else echo "Look at it: foresight studio $$run"; fi
+	if [ -t 1 ]; then $(BIN)/foresight studio $$run; else \
+		echo "The page of this run is at http://127.0.0.1:8765/ after: $(BIN)/foresight studio $$run"; fi
 
 test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae", WORKERS=2).
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import re
 import shutil
+import signal
 import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -11,10 +16,12 @@ import pytest
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
+from foresight.cli import studio
 from foresight.studio import app, serve
 from tests.studio import browser
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures" / "runs"
 BASE = "http://127.0.0.1:8765"
 
 
@@ -153,3 +160,25 @@ def test_the_next_free_port_is_taken_and_the_address_has_the_token() -> None:
     second.close()
     assert serve.address("127.0.0.1", 80, None) == "http://127.0.0.1:80/"
     assert serve.address("0.0.0.0", 80, "abc").endswith(":80/?token=abc")
+
+
+@pytest.mark.slow
+def test_the_command_prints_its_address_at_once_and_answers_there() -> None:
+    """Also where standard output is a pipe; Ctrl-C ends it without a traceback."""
+    command = [sys.executable, "-m", "foresight", "studio", str(FIXTURES), "--no-browser", "--port", "28900"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        address = process.stdout.readline().split()[-1]
+        assert re.fullmatch(r"http://127\.0\.0\.1:289\d\d/", address)
+        with urllib.request.urlopen(f"{address}api/runs", timeout=60) as answer:
+            assert len(json.load(answer)) == 4
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (0, 130) and "Traceback" not in process.stderr.read()
+
+
+def test_the_demo_ends_with_the_address_and_the_command() -> None:
+    """Where nobody watches, it does not serve; the address is the one that the command has by default."""
+    made = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    port = inspect.signature(studio.studio).parameters["port"].default
+    assert f"{serve.address('127.0.0.1', port, None)} after: .venv/bin/foresight studio $run" in made
+    assert "then .venv/bin/foresight studio $run" in made
