@@ -109,7 +109,7 @@ def conversation(rows: Sequence[dict[str, Any]], index: int) -> dict[str, Any]:
 def member(document: dict[str, Any]) -> dict[str, Any]:
     """A conversation of a team as its trace holds it (`agents.team`), with its `turns` and its own `members`.
 
-    `path` is its number after those of who delegated; `goal` what it was asked.
+    `path` is its number after those of who delegated, which is 0 for the first of a team; `goal` what it was asked.
     """
     return _member(document, DEEPEST, [MOST])
 
@@ -120,7 +120,7 @@ def _member(document: dict[str, Any], depth: int, left: list[int]) -> dict[str, 
     asked = next((one["text"] for one in read if one["role"] == "user"), "")
     path = document.get("path")
     return {
-        "path": [number for number in path if type(number) is int] if isinstance(path, list) else [],
+        "path": [0, *(number for number in path[1:] if type(number) is int)] if isinstance(path, list) else [],
         "goal": str(document.get("goal") or asked),
         **{key: document[key] for key in FACTS if document.get(key) is not None},
         "turns": read,

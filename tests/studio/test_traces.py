@@ -79,6 +79,7 @@ def test_a_conversation_has_its_sub_agents(folder: Path) -> None:
         assert [one["tokens"] for one in found["members"]] == [one["tokens"] for one in written]
         assert [one["goal"] for one in found["members"]] == [one["messages"][0]["content"] for one in written]
         assert [one["parts"] for one in found["members"]] == [one["parts"] for one in written]
+        assert [one["path"] for one in found["members"]] == [[0, i] for i in range(len(written))]
 
 
 def test_traces_of_teams_are_found_and_broken_ones_left_out(folder: Path) -> None:
