@@ -177,7 +177,7 @@ def test_the_command_prints_its_address_at_once_and_answers_there() -> None:
 
 
 def test_the_demo_ends_with_the_address_and_the_command() -> None:
-    """Where nobody watches, it does not serve; the address is the one that the command has by default."""
+    """Without a terminal it does not serve; the address is the one that the command has by default."""
     made = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     port = inspect.signature(studio.studio).parameters["port"].default
     assert f"{serve.address('127.0.0.1', port, None)} after: .venv/bin/foresight studio $run" in made
