@@ -11,6 +11,7 @@ row names a split.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shlex
 import sys
@@ -25,6 +26,7 @@ TRAINED = {
     "cognition": "sft-smollm2-errands-0", "semantic": "vla-ErrandPoints-v0-0", "control": "tdmpc2-Glide-v0-0",
 }  # fmt: skip
 SEED = 10_000  # of the first errand
+PLAN = {"iterations": 2, "candidates": 32, "elites": 8}  # of TD-MPC2, a quarter of the arithmetic of its preset
 FAILURES = 0.5  # probability of a failure, in the rows with failures
 
 
@@ -56,13 +58,17 @@ def main() -> None:
     from foresight.agents import stack
     from foresight.envs.control.errands.rules import Errand
     from foresight.runtime import bench
+    from foresight.runtime import run as runs
     from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
     began = time.monotonic()
     layers = {kind: {name: stack.layer(kind, name) for name in ("script", "none")} for kind in TRAINED}
-    for kind in TRAINED:
+    for kind in ("cognition", "semantic"):
         layers[kind]["learned"] = stack.layer(kind, getattr(given, kind))
+    agent = runs.load(given.control)
+    agent.state.config = dataclasses.replace(agent.state.config, **PLAN)  # type: ignore[attr-defined]
+    layers["control"]["learned"] = stack.agent_control(agent)
     found = {}
     for name in given.rows:
         options = {"split": "held_out", "failures": 0.0} | rows()[name]
@@ -77,6 +83,7 @@ def main() -> None:
         "seeds": [0],
         "episodes": given.episodes,
         "failures": FAILURES,
+        "plan": PLAN,
         **found,
         "versions": bench.versions(),
         "machine": bench.machine(),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from foresight.agents import stack
 from foresight.agents.stack import Chunk, Episode, Report, Stack, Subgoal
+from foresight.algorithms.world import tdmpc2
 from foresight.envs.control.errands import script
+from foresight.envs.control.errands.points import Points
 from foresight.envs.control.errands.rules import SPLITS, Errand
+from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.planning.generation import rollout
 from tests.sabotage import sabotaged_by
@@ -83,6 +88,43 @@ def test_control_is_kept_within_its_limits() -> None:
     for _ in range(6):
         stack.move(one, [episode], None)
     assert abs(errand.velocity[0]) < 0.01  # the chunk is stale
+
+
+@sabotaged_by("foresight.data.trees.pick", lambda f: lambda tree, rows: tree[: len(rows)])
+def test_the_carry_of_control_stays_with_its_errand() -> None:
+    errands = [Errand(seed) for seed in (4, 5, 6)]
+    lengths = set()
+
+    def control(offset, velocity, carry):
+        carry = torch.arange(len(offset)) if carry is None else carry
+        lengths.add(len(carry))
+        assert carry.tolist() == [i for i, one in enumerate(errands) if not one.over]
+        return stack.scripted_control(offset, velocity, carry)
+
+    succeed(Stack(**{**SCRIPTS, "control": control}), errands)
+    assert lengths == {1, 2, 3}
+
+
+def test_trained_layers_are_given_what_their_environments_show() -> None:
+    seen = {}
+
+    class Agent:
+        state = None
+
+        def act(self, obs):
+            seen.update(obs)
+            return np.array([[0.25, 0.5, 0.9], [0.1, 0.2, -0.4]])
+
+    errands = [Errand(0), Errand(1)]
+    found = stack.agent_semantic(Agent())(errands, ["drop it", "pick up the red key"])
+    assert found == [(0.25, 0.5, 1.0), (0.1, 0.2, 0.0)]
+    space = Points.spaces.obs
+    assert all(space[name].shape == part.shape[1:] and space[name].dtype == part.dtype for name, part in seen.items())
+    spaces = make("Glide-v0", num_envs=2).spaces
+    agent = SimpleNamespace(module=tdmpc2, state=tdmpc2.build(tdmpc2.Config(iterations=1), spaces))
+    offset, velocity = torch.tensor([[0.9, 0.0], [0.0, -0.1]]), torch.zeros(2, 2)
+    thrust, carry = stack.agent_control(agent)(offset, velocity, None)
+    assert thrust.shape == (2, 2) and carry.shape == (2, 3, 2)
 
 
 @pytest.mark.parametrize(
