@@ -5,6 +5,7 @@ python -m foresight.agents.live.loops LOOP FOLDER    is one of them
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ TOKEN = "FORESIGHT_LIVE_TOKEN"  # environment variable: it stands in no file
 PAUSE = 0.5  # seconds between looks at the store
 AGAIN = 2.0  # seconds before a loop is restarted
 RETRY = 10.0  # seconds before a score is tried again
+BEHIND = 10  # niceness of the trainer
 REHEARSED = 64  # questions of the check whose first answers are rehearsed
 
 
@@ -76,6 +78,7 @@ def main(loop: str, folder: Path) -> None:
     else:
         from foresight.agents.live import train
 
+        behind()
         check = checker(settings) if settings.check else None
         known = list(_task(settings).train[:REHEARSED]) if settings.check and config.rehearsal else []
         trainer = train.Trainer(store, config, settings.device, check, settings.check_every, settings.tolerance, known)
@@ -160,6 +163,14 @@ def _score(store: Store, settings: Settings) -> None:
                 down = str(error)
                 store.event("score", f"turns wait: {error}")
             time.sleep(RETRY)
+
+
+def behind() -> None:
+    """Let other processes go first: where cores are scarce, the training waits and not a client."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(BEHIND)
+    with contextlib.suppress(OSError):  # Linux may share cores among sessions first, and each loop has its own
+        Path("/proc/self/autogroup").write_text(f"{BEHIND}")
 
 
 def _with_parent(parent: int) -> None:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from foresight.agents.live import learn, train
+from foresight.agents.live import learn, loops, train
 from foresight.agents.live.settings import Config
 from foresight.agents.live.store import Store
 from foresight.nets.language import pretrained
@@ -140,3 +143,9 @@ def test_a_user_of_one_score_is_named_and_one_beyond_the_bound_is_refused(tmp_pa
     trainer.step()
     assert equal(weights(trainer), before) and store.active() == 0 and store.counts()["rejected"] == 3
     assert "poisoner (3)" in store.events()[-1][1]
+
+
+def test_training_waits_where_cores_are_scarce() -> None:
+    code = "import os; from foresight.agents.live import loops; b = os.nice(0); loops.behind(); print(os.nice(0) - b)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(found.stdout) == min(loops.BEHIND, 19 - os.nice(0))
