@@ -36,6 +36,7 @@ PARAPHRASES = {
 FLOOR = np.array([70, 45, 20], np.uint8)  # the color of a recolored floor, which is black
 DRAWS = 1_000  # at most so many rooms are drawn for one that fits; one in ten does
 MOVE_AT = 3  # actions of an episode after which the object is moved
+MOVEMENTS = 3  # MiniGrid's first actions: turn left, turn right, forward
 CHANGES = 3  # MiniGrid's actions from this one on may change cells: pick up, drop, toggle
 VIEW = 7  # cells a side that an agent sees
 WALL = (2, 5, 0)  # MiniGrid's code: object, color, state
@@ -52,6 +53,7 @@ class Options:
     noise: float = 0.0  # deviation of normal noise on each pixel, of 255
     paraphrase: bool = False  # verbs that the level's own missions do not have
     moved: bool = False  # the object is moved after `MOVE_AT` actions
+    slips: float = 0.0  # share of the expert's actions that are a random movement instead
 
     def __post_init__(self) -> None:
         """Raises UserError for values out of range."""
@@ -61,6 +63,8 @@ class Options:
             raise UserError(f"camera of BabyAI must be a whole number of at least 3 (pixels), not {self.camera!r}.")
         if not 0 <= self.noise <= 255:
             raise UserError(f"noise of BabyAI is a deviation from 0 to 255, not {self.noise!r}.")
+        if not 0 <= self.slips <= 1:
+            raise UserError(f"slips of BabyAI is a share from 0 to 1, not {self.slips!r}.")
 
 
 class Instructed:
@@ -87,10 +91,11 @@ class Instructed:
         self._time = np.zeros(num_envs, np.int64)
         self._missions: list[str] = [""] * num_envs
         self._bots: list[Any] = [None] * num_envs
+        self._taken: list[int | None] = [None] * num_envs  # the last action of the episode
         self._codes: list[NDArray[np.uint8]] = [np.zeros((0, 0, 3), np.uint8)] * num_envs  # of the levels' cells
         for level in self._levels:
             level.gen_obs = dict  # it is slow, and `view` does it for all levels at once
-        self._noise = np.random.default_rng(0)
+        self._noise = self._slips = np.random.default_rng(0)
         if not self._named(self._draw_level(0, (0, 0, 0))):
             raise UserError(f"'{name}' has no mission that names a color and a kind. Use BabyAI-GoToLocal-v0.")
 
@@ -98,7 +103,7 @@ class Instructed:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
         self._seed = seed
         self._episode[:] = 0
-        self._noise = np.random.default_rng(seed)
+        self._noise, self._slips = np.random.default_rng(seed), np.random.default_rng((seed, 1))
         for i in range(self.num_envs):
             self._begin(i)
         return self._show()
@@ -116,6 +121,7 @@ class Instructed:
             success[i], over[i] = float(reward > 0), float(terminated)
             late = self._limit is not None and self._time[i] >= self._limit
             cut[i] = float(terminated or truncated or late)
+            self._taken[i] = chosen
             if self.options.moved and self._time[i] == MOVE_AT and not cut[i]:
                 move(level)
                 self._bots[i], chosen = None, CHANGES
@@ -141,8 +147,13 @@ class Instructed:
         self._group = group
 
     def expert(self) -> Tensor:
-        """The next action of BabyAI's bot in every environment, `[B]`; it plans on being followed."""
-        return torch.tensor([self._advice(i) for i in range(self.num_envs)])
+        """The next action of BabyAI's bot in every environment, `[B]`, to be called before every step.
+
+        It need not be followed. With `slips` some of the actions are random movements.
+        """
+        advice = np.array([self._advice(i) for i in range(self.num_envs)])
+        slipped = self._slips.random(self.num_envs) < self.options.slips
+        return torch.from_numpy(np.where(slipped, self._slips.integers(MOVEMENTS, size=self.num_envs), advice))
 
     def render(self) -> Frame | None:
         """The whole room of environment 0, what the agent sees highlighted."""
@@ -160,7 +171,7 @@ class Instructed:
         key = (self._seed, i // self._group, int(self._episode[i]))
         self._draw_level(i, key)
         self._episode[i] += 1
-        self._time[i], self._bots[i] = 0, None
+        self._time[i], self._bots[i], self._taken[i] = 0, None, None
         mission = self._levels[i].mission
         if self.options.paraphrase:
             found = MISSION.fullmatch(mission)
@@ -219,8 +230,8 @@ class Instructed:
         from minigrid.utils.baby_ai_bot import BabyAIBot
 
         if self._bots[i] is None:
-            self._bots[i] = BabyAIBot(self._levels[i])
-        return int(self._bots[i].replan())
+            self._bots[i], self._taken[i] = BabyAIBot(self._levels[i]), None
+        return int(self._bots[i].replan(self._taken[i]))
 
 
 def tiles(side: int, floor: bool) -> NDArray[np.uint8]:
