@@ -60,6 +60,32 @@ def test_the_expert_succeeds_also_when_the_object_moves() -> None:
         assert np.mean(returns) == 1 and all(found) == (not options)
 
 
+@sabotaged_by("foresight.envs.control.babyai.Instructed._advice", lambda f: lambda self, i: 0)
+def test_the_expert_need_not_be_followed() -> None:
+    """Half of the actions are random ones: what was picked up or passed by mistake is put right."""
+    env = make(LEVELS, num_envs=8, camera=3)
+    env.reset(0)
+    generator, returns = torch.Generator().manual_seed(0), []
+    while len(returns) < 24:
+        other = torch.randint(0, 4, (8,), generator=generator)
+        action = torch.where(torch.rand(8, generator=generator) < 0.5, other, env.expert())
+        returns += env.step(action).info.get("episode_return", [])
+    assert np.mean(returns) > 0.8
+
+
+def test_slips_are_random_movements() -> None:
+    """Of 80 slips in a hundred, 3 in 10 or more differ from the advice, and none picks anything up."""
+    env, careful = (make("BabyAI-PickupDist-v0", num_envs=16, camera=3, slips=slips) for slips in (0.8, 0.0))
+    env.reset(0), careful.reset(0)
+    same, picked = [], []
+    for _ in range(20):
+        action, advice = env.expert(), careful.expert()
+        same.append((action == advice).float().mean().item())
+        picked.append((action >= babyai.MOVEMENTS) & (action != advice))
+        env.step(action), careful.step(action)
+    assert 0.35 < np.mean(same) < 0.6 and not torch.stack(picked).any()
+
+
 def test_missions_are_of_the_pairs_asked_for() -> None:
     for pairs in ("train", "held_out"):
         env = make(LEVELS, num_envs=4, camera=3, pairs=pairs)
@@ -118,6 +144,7 @@ def test_a_limit_cuts_without_a_termination() -> None:
         ({"camera": 0}, "camera of BabyAI must be a whole number of at least 3"),
         ({"camera": 6, "pairs": "test"}, "Unknown value of pairs 'test'"),
         ({"camera": 6, "noise": -1}, "deviation from 0 to 255"),
+        ({"camera": 6, "slips": 2}, "share from 0 to 1"),
         ({"camera": 6, "flor": True}, "Did you mean 'floor'"),
         ({"camera": 6, "engine": "envpool"}, "engine='gymnasium'"),
     ],
