@@ -32,7 +32,9 @@ from foresight.data import trees
 from foresight.data.episodes import Episodes
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Spaces
+from foresight.errors import UserError
 from foresight.nets.sequence import vla
+from foresight.nets.sequence.action_tokens import Tokens
 from foresight.nets.sequence.vla import VLA, Shape
 from foresight.ops import schedules
 from foresight.training import offline, optim
@@ -66,6 +68,7 @@ class Config:
     image_tokens: int = 8  # of each camera; RT-1's
     words: int = 12  # the longest instruction
     edges: int = 256  # of the bins of a continuous action; RT-1's
+    label_smoothing: float = 0.0  # share of each token's probability that is spread evenly; above 0: a careless policy
     head: str = "bins"  # "bins", or "flow" for continuous actions
     blind: str | None = None  # "language" or "image": an ablation in which the policy does not see it
     threads: int = 1  # of torch, on a CPU; 0: one per core
@@ -87,6 +90,10 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network and optimizer. Raises UserError for spaces and settings that are not supported."""
     errors.at_least(1, config, "batch_size", "dim", "layers", "heads", "channels", "patch", "image_tokens", "words")
+    if not 0 <= config.label_smoothing < 1:
+        raise UserError(f"label_smoothing is a share from 0 to below 1, not {config.label_smoothing}.")
+    if config.label_smoothing and config.head != "bins":
+        raise UserError("label_smoothing is for action tokens: leave it out, or use --head bins.")
     shape = Shape(**{part.name: getattr(config, part.name) for part in fields(Shape)})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -121,7 +128,8 @@ def update(state: State, obs: Tree, action: Tensor) -> dict[str, float]:
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     output = policy(obs)
-    loss = output.loss(action).mean()
+    smoothed = config.label_smoothing > 0 and isinstance(output, Tokens)
+    loss = (output.smoothed_loss(action, config.label_smoothing) if smoothed else output.loss(action)).mean()
     metrics = {"loss": loss.item()}
     if not policy.actions.continuous:
         same = (output.mode() == action).float()

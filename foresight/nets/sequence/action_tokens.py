@@ -125,6 +125,15 @@ class Tokens:
         """Cross-entropy with the tokens of the actions `target`."""
         return -self.logp(target)
 
+    def smoothed_loss(self, target: Tensor, share: float) -> Tensor:
+        """`loss`, with this share of each token's probability spread evenly over the allowed ones.
+
+        Source: label smoothing, Szegedy et al. 2016 (arXiv:1512.00567), §7.
+        """
+        allowed = self.code.allowed
+        even = -self.tokens.logps.where(allowed, 0).sum(-1) / allowed.sum(-1)
+        return (1 - share) * self.loss(target) + share * even.sum(-1)
+
 
 class Flow:
     """Continuous actions by flow matching: noise that a learned velocity field moves to an action.
