@@ -106,5 +106,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             ppo.build(dataclasses.replace(PPO, **changed), SPACES)
-    with pytest.raises(UserError, match="words must be at least 1"):
-        vla.build(dataclasses.replace(CONFIG, words=0), SPACES)
+    for changed, message in (
+        ({"words": 0}, "words must be at least 1"),
+        ({"label_smoothing": 1.0}, "a share from 0 to below 1, not 1.0"),
+        ({"label_smoothing": 0.1, "head": "flow"}, "label_smoothing is for action tokens"),
+    ):
+        with pytest.raises(UserError, match=message):
+            vla.build(dataclasses.replace(CONFIG, **changed), SPACES)

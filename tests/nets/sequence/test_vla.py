@@ -13,7 +13,7 @@ from foresight.errors import UserError
 from foresight.nets.sequence import vla
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
 from foresight.nets.sequence.vla import VLA, Shape
-from tests.sabotage import drop, sabotaged_by
+from tests.sabotage import change, drop, sabotaged_by
 
 SIZES: dict[str, Any] = {
     "dim": 16, "layers": 2, "heads": 2, "channels": 8, "patch": 8, "film_layers": 1, "image_tokens": 3, "words": 5,
@@ -124,6 +124,20 @@ def test_only_tokens_of_the_action_have_probability() -> None:
     total = torch.stack([output.logp(one.expand(3, -1)) for one in every]).exp().sum(0)
     torch.testing.assert_close(total, torch.ones(3))  # of whole actions
     torch.testing.assert_close(output.token_logp(every[:3]).sum(-1), output.logp(every[:3]))
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.Tokens.smoothed_loss", change("share", lambda x: x / 2))
+def test_smoothed_targets_are_even_over_allowed_tokens() -> None:
+    """torch's cross-entropy with label smoothing, of each place over its own tokens."""
+    code, share = ActionTokens(gs.MultiDiscrete([2, 5])), 0.3
+    logits = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([[0, 4], [1, 0], [1, 2]])
+    found = Tokens(logits, code).smoothed_loss(target, share)
+    expected = [
+        torch.nn.functional.cross_entropy(logits[:, k, :n], target[:, k], reduction="none", label_smoothing=share)
+        for k, n in enumerate((2, 5))
+    ]
+    torch.testing.assert_close(found, expected[0] + expected[1])
 
 
 def test_ranges_are_those_of_the_data() -> None:
