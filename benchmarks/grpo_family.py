@@ -30,9 +30,9 @@ FAMILY = ("grpo", "dr_grpo", "dapo", "rloo", "cispo", "gspo")
 SLOTS = {  # the functions of `ops` that fill each slot
     "ratio": ("ratio", "sequence_ratio"),
     "clip": ("clipped_surrogate", "clipped_weight", "reinforce"),
-    "advantage": ("group_scaled", "group_centered", "leave_one_out"),
+    "advantage": ("scaled", "group_scaled", "group_centered", "leave_one_out"),
     "aggregation": ("per_token", "per_sequence", "per_budget"),
-    "KL": ("kl.k1", "kl.k2", "kl.k3"),
+    "KL": ("kl.k1", "kl.k2", "kl.k3", "kl.penalty"),
 }
 SHORT = {  # details of shapes that the table leaves out
     "advantage[..., None].expand_as(rho)": "advantage",

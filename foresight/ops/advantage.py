@@ -103,4 +103,9 @@ def _centered(rewards: Tensor) -> tuple[Tensor, Tensor]:
     return (filled - mean).masked_fill(~scored | (highest <= lowest), 0), count
 
 
-SCALES = {"group": "group_scaled", "batch": "batch_scaled", "none": "group_centered"}  # GRPO's choices
+SCALES = ("group", "batch", "none")  # GRPO's choices
+
+
+def scaled(rewards: Tensor, scale: str) -> Tensor:
+    """`group_scaled`, `batch_scaled` or `group_centered`, by the name of the scale. Shapes: `[P, G]`."""
+    return {"group": group_scaled, "batch": batch_scaled, "none": group_centered}[scale](rewards)

@@ -64,3 +64,8 @@ def normal(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tens
 
 
 IN_LOSS = ("k2", "k3")  # the choices of a penalty in a loss; the gradient of k1 is zero on average
+
+
+def penalty(logprob: Tensor, ref_logprob: Tensor, estimator: str) -> Tensor:
+    """`k2` or `k3`, by its name: a penalty in a loss. Shapes: any one shape."""
+    return {"k2": k2, "k3": k3}[estimator](logprob, ref_logprob)

@@ -27,8 +27,8 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text.task import TextTask
 from foresight.errors import unknown
 from foresight.nets.language.model import LanguageModel
-from foresight.ops import advantage as advantages
 from foresight.ops import kl
+from foresight.ops.advantage import SCALES, scaled
 from foresight.ops.aggregate import per_sequence
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
@@ -109,8 +109,8 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
 
 def choices(config: Config) -> None:
     """Raise UserError for an unknown scale or estimator."""
-    if config.scale not in advantages.SCALES:
-        raise unknown("scale", config.scale, advantages.SCALES)
+    if config.scale not in SCALES:
+        raise unknown("scale", config.scale, SCALES)
     if config.kl_estimator not in kl.IN_LOSS:
         raise unknown("kl_estimator", config.kl_estimator, kl.IN_LOSS)
 
@@ -135,7 +135,7 @@ def loss(
     if state.reference is not None:
         with torch.no_grad():
             reference = state.reference.logprob(batch, config.temperature)[0]
-        penalty = getattr(kl, config.kl_estimator)(logprob, reference)
+        penalty = kl.penalty(logprob, reference, config.kl_estimator)
         terms = terms + config.kl_coef * penalty
         sums["kl"] = (penalty.detach() * batch.mask.to(penalty.device)).sum()
     return (weights * terms).sum(), logprob, sums
@@ -144,7 +144,7 @@ def loss(
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
-    advantage = getattr(advantages, advantages.SCALES[config.scale])(rewards)
+    advantage = scaled(rewards, config.scale)
     scored = batch.scored(rewards, config.mask_truncated)
     weights = per_sequence
     flat_too = state.reference is not None or config.entropy_coef != 0  # they have a gradient where rewards are equal

@@ -12,6 +12,7 @@ from foresight.algorithms.language import grpo
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
+from foresight.ops import advantage
 from foresight.planning.generation.rollout import complete
 from foresight.training.options import build_config
 from tests import tiny_language
@@ -159,7 +160,7 @@ def test_too_few_prompts_is_refused():
 
 
 def _scaled_by_group(original):
-    return lambda rewards, eps=1e-4: grpo.advantages.group_scaled(rewards)
+    return lambda rewards, eps=1e-4: advantage.group_scaled(rewards)
 
 
 @sabotaged_by("foresight.ops.advantage.batch_scaled", _scaled_by_group)
