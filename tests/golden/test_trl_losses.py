@@ -233,4 +233,5 @@ def test_ppo_for_rlhf():
 
 
 def test_every_loss_that_dpo_may_use_is_compared():
-    assert set(preference.LOSSES) == {"sigmoid", "ipo", "hinge"}
+    by_definition = {"robust"}  # in tests/ops/test_preference.py
+    assert set(preference.LOSSES) - by_definition == {"sigmoid", "ipo", "hinge"}

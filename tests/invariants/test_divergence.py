@@ -81,7 +81,8 @@ def _same(ones: list[Tensor], others: list[Tensor]) -> None:
 
 def _in_the_loss(penalty: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Tensor], Any]:
     """What GRPO's loss becomes, on average over all answers, with `penalty` as its KL term and no reward at all."""
-    monkeypatch.setattr(grpo, "kl", SimpleNamespace(k3=penalty))
+    chosen = SimpleNamespace(penalty=lambda logprob, reference, name: penalty(logprob, reference), IN_LOSS=kl.IN_LOSS)
+    monkeypatch.setattr(grpo, "kl", chosen)
     state, reference = _build(grpo)
     batch, chance = _answers(state.policy)
     weights = chance[..., None] * batch.mask
