@@ -2,7 +2,7 @@
 
 python benchmarks/studio_pictures.py [--runs FOLDER] [--out FOLDER]
 
-The runs are made if they are not there (about ten minutes of two cores), small ones: pictures, not results. Needs
+The runs are made if they are not there (about fifteen minutes of two cores), small ones: pictures, not results. Needs
 `pip install 'foresight[studio,web]'` and a Chromium.
 """
 
@@ -36,6 +36,9 @@ COMMANDS = {
     "calculator.jsonl": "data demonstrations --task calculator --prompts 240",
     "calculator": "train sft --preset smollm2-calculator --data {runs}/calculator.jsonl --steps 6 --evaluate-every 3 "
     "--evaluation-episodes 8",
+    "delegation": "train pretrain --preset delegation --steps 600 --evaluate-every 200 --evaluation-episodes 50",
+    "delegation-grpo": "train grpo --preset delegation --model {runs}/delegation/export --steps 20 --evaluate-every 5 "
+    "--evaluation-episodes 50",
     "storm": "train storm --preset CartPole-v1 --steps 4000 --evaluation-episodes 5",
 }
 FLAGS = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1"]
@@ -50,6 +53,7 @@ VIEWS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("attention", "attention", "svg[aria-label^=Attention]", ("[aria-label^='layer 20, head 3']",)),
     ("thoughts", "thoughts?question=1", "svg[aria-label='Tree of thoughts'] g", ()),
     ("agents", "agents?run={calculator}", ".turn", ()),
+    ("team", "agents?run={delegation-grpo}", ".turn", ("tr:has-text('sub-agents') a",)),
 )
 
 
