@@ -162,7 +162,8 @@ def report(finished: Run, json: bool) -> None:
     for line in sentences(summary):
         console.print(line, markup=False)
     path = finished.path
-    console.print(f"\nforesight eval {path}\nforesight play {path}\nforesight plot {path}", style="dim", markup=False)
+    after = "\n".join(f"foresight {command} {path}" for command in ("studio", "eval", "play", "plot"))
+    console.print(f"\n{after}", style="dim", markup=False)
 
 
 def _curve(finished: Run, console: Console) -> None:
