@@ -14,7 +14,6 @@ time in which the trainer waited.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -130,7 +129,6 @@ def main() -> None:
     import torch
 
     from foresight.runtime import bench
-    from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -156,11 +154,8 @@ def main() -> None:
         "reward_difference": over("asynchronous", "reward") - over("synchronous", "reward"),
         "staleness": over("asynchronous", "staleness"),
         **found,
-        "seconds": round(time.monotonic() - began, 1),
-        "versions": bench.versions(),
-        "machine": bench.machine(),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     from foresight.runtime import bench
-    from foresight.runtime.checkpoints import checkpoint
 
     began = time.monotonic()
     found = {
@@ -64,11 +63,8 @@ def main() -> None:
         "logistic_regression": baseline,
         "vit_above_logistic_regression": min(found["vit"].values()) > baseline,
         "positions_help": min(found["vit"].values()) > max(found["no_positions"].values()),
-        "versions": bench.versions(),
-        "machine": bench.machine(),
-        "seconds": round(time.monotonic() - began, 1),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
     print(json.dumps({**means, "logistic_regression": baseline}, indent=2))
 
 

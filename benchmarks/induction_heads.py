@@ -6,7 +6,6 @@ python benchmarks/induction_heads.py                    # every seed of `foresig
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
@@ -80,7 +79,6 @@ def main() -> None:
 
     from foresight.runtime import bench
     from foresight.runtime.attention import draw
-    from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -104,11 +102,8 @@ def main() -> None:
         **{name: statistics.fmean(one[name] for one in found.values()) for name in names},
         "least_mass": min(one["next_after_former"] for one in found.values()),
         "knocking_out_raises_the_loss": all(one["loss_without_these_links"] > one["loss"] for one in found.values()),
-        "versions": bench.versions(),
-        "machine": bench.machine(),
-        "seconds": round(time.monotonic() - began, 1),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import random
 import shlex
@@ -171,7 +170,6 @@ def main() -> None:
 
     from foresight.agents.live.store import Store
     from foresight.runtime import bench
-    from foresight.runtime.checkpoints import checkpoint
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
@@ -211,11 +209,8 @@ def main() -> None:
         "turns": counts,
         "published": len(versions) - 1,
         "instants": {killer.loop: killer.instants for killer in killers},
-        "versions": bench.versions(),
-        "machine": bench.machine(),
-        "seconds": round(time.monotonic() - began, 1),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
     print({key: document[key] for key in ("kills", *found, "left", "replies", "sent_again", "turns")})
 
 

@@ -61,7 +61,6 @@ def main() -> None:
 
     from foresight.runtime import bench
     from foresight.runtime import run as runs
-    from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
     began, oracle = time.monotonic(), json.loads((ROOT / "results" / "miniwob.json").read_text())["bounds"]["oracle"]
@@ -94,11 +93,8 @@ def main() -> None:
     document |= {
         "gained": gained,
         "pages_20_points_above_few": sum(value >= 0.2 for value in gained.values()),
-        "versions": bench.versions(),
-        "machine": bench.machine(),
-        "seconds": round(time.monotonic() - began, 1),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ def main() -> None:
     from foresight.nets.language import pretrained
     from foresight.planning.generation.rollout import complete, texts
     from foresight.runtime import bench
-    from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -76,11 +75,8 @@ def main() -> None:
         "answers": [
             [str(p.prompt), answer, city] for p, answer, city in zip(prompts[:4], answers, cities, strict=False)
         ],
-        "versions": bench.versions(),
-        "machine": bench.machine(),
-        "seconds": round(time.monotonic() - began, 1),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
 
 
 if __name__ == "__main__":

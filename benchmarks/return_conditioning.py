@@ -18,7 +18,6 @@ The Decision Transformer is asked for the highest return of its data. Q-learning
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
@@ -156,7 +155,6 @@ def main() -> None:
     given = parser.parse_args()
 
     from foresight.runtime import bench
-    from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -168,11 +166,8 @@ def main() -> None:
         "seeds": given.seeds,
         **{key: statistics.fmean(found[key] for found in each.values()) for key in each[given.seeds[0]]},
         "each": each,
-        "versions": bench.versions(),
-        "machine": bench.machine(),
-        "seconds": round(time.monotonic() - began, 1),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
 import sys
 import time
@@ -59,7 +58,6 @@ def main() -> None:
     from foresight.envs.control.errands.rules import Errand
     from foresight.runtime import bench
     from foresight.runtime import run as runs
-    from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -85,11 +83,8 @@ def main() -> None:
         "failures": FAILURES,
         "plan": PLAN,
         **found,
-        "versions": bench.versions(),
-        "machine": bench.machine(),
-        "seconds": round(time.monotonic() - began, 1),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
 
 
 if __name__ == "__main__":

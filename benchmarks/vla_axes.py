@@ -9,7 +9,6 @@ Seeds of episodes are far from those of training. Actions are drawn, as in train
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import sys
@@ -64,7 +63,6 @@ def main() -> None:
 
     from foresight.runtime import bench
     from foresight.runtime import run as runs
-    from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -91,11 +89,8 @@ def main() -> None:
         sys.exit("There is no run: foresight reproduce sequence --only vla-BabyAI")
     document |= {
         "seeds": sorted(seeds),
-        "versions": bench.versions(),
-        "machine": bench.machine(),
-        "seconds": round(time.monotonic() - began, 1),
     }
-    checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
+    bench.record(FILE, document, began)
 
 
 if __name__ == "__main__":

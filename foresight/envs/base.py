@@ -134,3 +134,10 @@ def require_num_envs(env: Env, num_envs: int) -> None:
     """Raise UserError unless `env` has `num_envs` environments."""
     if env.num_envs != num_envs:
         raise UserError(f"num_envs is {num_envs}, but the environment has num_envs {env.num_envs}. Make them equal.")
+
+
+def grouped(num_envs: int, group: int) -> int:
+    """`group`, of environments in a row with equal episodes. Raises UserError if `num_envs` is no multiple of it."""
+    if num_envs % group:
+        raise UserError(f"num_envs must be a multiple of group, {group}, not {num_envs}.")
+    return group

@@ -151,6 +151,15 @@ def median(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
+def record(path: Path, document: dict[str, Any], began: float) -> None:
+    """Write the result of a script with the versions, the machine, and the seconds since `began` (time.monotonic)."""
+    from foresight.runtime.checkpoints import checkpoint
+
+    seconds = round(time.monotonic() - began, 1)
+    whole = {**document, "versions": versions(), "machine": machine(), "seconds": seconds}
+    checkpoint.write_atomic(path, json.dumps(whole, indent=2) + "\n")
+
+
 def machine() -> dict[str, Any]:
     """The machine of a timing: cores and memory that this process may use, system and processor."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -90,24 +90,17 @@ def main() -> None:
     spec.loader.exec_module(module)
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(where)]
     held = module.confine(request["place"], request["limits"])
-    say(results, {"held": held})
+    module.say(results, {"held": held})
     try:
         code = compile(request["source"], PROGRAM, "exec")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         text = "".join(traceback.format_exception_only(type(error), error))[-LONGEST:]
         failed = {"status": "exception", "error": f"{type(error).__name__}: {error}", "trace": text}
         for _ in request["calls"]:
-            say(results, failed)
+            module.say(results, failed)
         return
     for arguments in request["calls"]:
-        say(results, run(code, request, arguments))
-
-
-def say(results: int, reply: dict[str, Any]) -> None:
-    """Write one line."""
-    data = memoryview(json.dumps(reply).encode() + b"\n")
-    while data:
-        data = data[os.write(results, data) :]
+        module.say(results, run(code, request, arguments))
 
 
 if __name__ == "__main__":

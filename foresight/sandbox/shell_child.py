@@ -105,16 +105,9 @@ def main() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     held = module.confine(request["place"], request["limits"], programs=True)
-    say(results, {"held": held})
+    module.say(results, {"held": held})
     if request["command"] is not None and set(request["needed"]) <= set(held):
-        say(results, run(request))
-
-
-def say(results: int, reply: dict[str, Any]) -> None:
-    """Write one line."""
-    data = memoryview(json.dumps(reply).encode() + b"\n")
-    while data:
-        data = data[os.write(results, data) :]
+        module.say(results, run(request))
 
 
 if __name__ == "__main__":

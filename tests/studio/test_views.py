@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,26 +226,30 @@ def test_a_curve_is_overlaid_and_settings_that_differ_are_listed(served: Any, ru
 
 
 def test_50_clients_see_a_row_that_is_written_and_a_run_that_goes(tmp_path: Path) -> None:
-    """At once: all get the same table, while the run is written, cut short and deleted."""
+    """At once: all get the same rows after each change, while the run is written, cut short and deleted."""
     import concurrent.futures
 
     shutil.copytree(FIXTURES / "ppo", tmp_path / "ppo")
     client = TestClient(app.create([tmp_path]), base_url="http://127.0.0.1:8765")
     (row,) = client.get("/api/runs").json()
-    log = tmp_path / "ppo" / "metrics.jsonl"
+    log, rows = tmp_path / "ppo" / "metrics.jsonl", 8
+    asked = ("/api/runs", f"/api/runs/{row['id']}", f"/api/curves?run={row['id']}&metric=return")
 
-    def ask(number: int) -> int:
-        if number == 10:
-            with log.open("a") as file:
-                file.write('{"step": 999999, "seconds": 9.0, "return": 1.0}\n')
-        if number == 25:
-            log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
-        if number == 40:
-            shutil.rmtree(tmp_path / "ppo")
-        path = ("/api/runs", f"/api/runs/{row['id']}", f"/api/curves?run={row['id']}&metric=return")[number % 3]
-        return client.get(path).status_code
+    def seen() -> list[Any]:
+        with concurrent.futures.ThreadPoolExecutor(50) as pool:
+            found = list(pool.map(lambda number: client.get(asked[number % 3]), range(150)))
+        assert {answer.status_code for answer in found} <= {200, 400}
+        curves = [answer.json() for answer in found[2::3]]
+        assert all(answer == curves[0] for answer in curves) and found[2].status_code == 200
+        return [len(curves[0]["curves"]) and curves[0]["curves"][0]["rows"], found[0].status_code, found[1].status_code]
 
-    with concurrent.futures.ThreadPoolExecutor(50) as pool:
-        found = list(pool.map(ask, range(150)))
-    assert set(found) <= {200, 400}
-    assert client.get("/api/runs").json() == [] or client.get("/api/runs").status_code == 200
+    assert seen() == [rows, 200, 200]
+    with log.open("a") as file:
+        file.write('{"step": 999999, "seconds": 9.0, "return": 1.0}\n')
+    assert seen() == [rows + 1, 200, 200]
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    assert seen() == [4, 200, 200]
+    shutil.rmtree(tmp_path / "ppo")
+    assert seen()[0] == 0
+    time.sleep(1.1)  # the table is read again once a second
+    assert seen() == [0, 200, 400] and client.get("/api/runs").json() == []

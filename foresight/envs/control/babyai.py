@@ -21,7 +21,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data.trajectory import Tree
-from foresight.envs.base import Feedback, Frame, Spaces
+from foresight.envs.base import Feedback, Frame, Spaces, grouped
 from foresight.errors import UserError
 
 PREFIX = "BabyAI-"
@@ -142,9 +142,7 @@ class Instructed:
 
         Raises UserError if their number is no multiple of it.
         """
-        if self.num_envs % group:
-            raise UserError(f"num_envs must be a multiple of group, {group}, not {self.num_envs}.")
-        self._group = group
+        self._group = grouped(self.num_envs, group)
 
     def expert(self) -> Tensor:
         """The next action of BabyAI's bot in every environment, `[B]`, to be called before every step.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data.trajectory import Tree
-from foresight.envs.base import Feedback, Frame, Spaces
+from foresight.envs.base import Feedback, Frame, Spaces, grouped
 from foresight.envs.tools import browser, web
 from foresight.envs.tools.browser import Element, View
 from foresight.envs.tools.web import Action
@@ -112,9 +112,7 @@ class Pages:
 
         Raises UserError if their number is no multiple of it.
         """
-        if self.num_envs % group:
-            raise UserError(f"num_envs must be a multiple of group, {group}, not {self.num_envs}.")
-        self._group = group
+        self._group = grouped(self.num_envs, group)
 
     def expert(self) -> Tensor:
         """What the page's oracle does next in every environment, `[B]`."""

@@ -244,7 +244,7 @@ def hold(
                         rows.append(following)
                         scheduler.add([*following.prompt, *following.tokens])
                     while one.parent is not None and one.done:
-                        one = one.parent  # noqa: PLW2901: a manager may end with its sub-agent
+                        one = one.parent  # a manager may end with its sub-agent
                     if one.done:
                         ended(number[id(one)])
 
