@@ -29,9 +29,8 @@ def unconfined(original):
         lax = Path(cwd or os.environ["LAX"])
         shutil.copy(folder / "child.py", lax)
         layers = repr(list(confine.LAYERS))
-        (lax / "confine.py").write_text(
-            f"import os\ndef confine(place, limits):\n    os.chdir(place)\n    return {layers}\n"
-        )
+        lacks = f"\ndef confine(place, limits):\n    os.chdir(place)\n    return {layers}\n"
+        (lax / "confine.py").write_text((folder / "confine.py").read_text() + lacks)
         return original([*command[:5], str(lax / "child.py"), *command[6:]], env, pass_fds, stdin, quiet)
 
     return mutant
