@@ -2,7 +2,7 @@
 
 python benchmarks/studio_pictures.py [--runs FOLDER] [--out FOLDER]
 
-The runs are made if they are not there (about fifteen minutes of two cores), small ones: pictures, not results. Needs
+The runs are made if they are not there, small ones: pictures, not results. Needs
 `pip install 'foresight[studio,web]'` and a Chromium.
 """
 

@@ -2,6 +2,7 @@
 
 python benchmarks/vla_axes.py                    # 200 episodes of each, of every run of `foresight reproduce sequence`
 python benchmarks/vla_axes.py --episodes 50
+python benchmarks/vla_axes.py --only ppo-BabyAI-VLA    # after another training of it; the rest of the file stays
 
 Seeds of episodes are far from those of training. Actions are drawn, as in training.
 """
@@ -9,6 +10,7 @@ Seeds of episodes are far from those of training. Actions are drawn, as in train
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import statistics
 import sys
@@ -19,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "vla-axes.json"
 RUNS = ROOT / "runs" / "reproduce"
 SEED = 20_000_003
+NAMES = ("vla-BabyAI", "vla-BabyAI-weak", "ppo-BabyAI-VLA", "ppo-BabyAI-VLA-token", "episode_grpo-BabyAI")
 LEVELS = {
     "go": "BabyAI-GoToLocal-v0",
     "pick": "BabyAI-PickupDist-v0",
@@ -57,6 +60,7 @@ def main() -> None:
     """Measure every run, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
     given = parser.parse_args()
 
     import torch
@@ -66,13 +70,15 @@ def main() -> None:
 
     torch.set_num_threads(1)
     began = time.monotonic()
+    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
     document: dict = {
         "what": "VLA on BabyAI: success by axis, drawn actions",
         "command": shlex.join(["python", "benchmarks/vla_axes.py", *sys.argv[1:]]),
         "episodes": given.episodes,
+        **{name: row for name, row in known.items() if name in NAMES and name not in given.only},
     }
     seeds: set[int] = set()
-    for name in ("vla-BabyAI", "vla-BabyAI-weak", "ppo-BabyAI-VLA", "ppo-BabyAI-VLA-token", "episode_grpo-BabyAI"):
+    for name in given.only:
         folders = [run for run in sorted(RUNS.glob(f"{name}-?")) if (run / "summary.json").is_file()]
         rows: dict[str, list[float]] = {axis: [] for axis in AXES}
         for folder in folders:
@@ -87,10 +93,7 @@ def main() -> None:
             document[name]["each_seed"] = rows
     if not seeds:
         sys.exit("There is no run: foresight reproduce sequence --only vla-BabyAI")
-    document |= {
-        "seeds": sorted(seeds),
-    }
-    bench.record(FILE, document, began)
+    bench.record(FILE, document | {"seeds": sorted(seeds)}, began)
 
 
 if __name__ == "__main__":
