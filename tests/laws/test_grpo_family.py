@@ -24,7 +24,7 @@ family = pytest.mark.parametrize("module", FAMILY, ids=lambda module: module.__n
 @pytest.mark.parametrize(
     ("module", "slot"),
     [
-        (grpo, "advantage.group_scaled"),
+        (grpo, "advantage.scaled"),
         (grpo, "aggregate.per_sequence"),
         (dr_grpo, "advantage.group_centered"),
         (dr_grpo, "aggregate.per_budget"),
