@@ -305,11 +305,7 @@ def draw(agent: Agent, position: Tensor, options: dict[str, Any], out: str) -> s
     _, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
     tree, game = extras.get("tree"), agent.env
     if tree is None:
-        raise UserError(
-            "This agent keeps no search tree. Type ? for the visits and values of its search."
-            if "visits" in extras
-            else "This agent does not search, so there is no search tree."
-        )
+        raise UserError("This agent does not search, so there is no search tree.")
     names = str if isinstance(game, Spiel) else functools.partial(game.move_name, position)
     try:
         if file.suffix in (".json", ".dot"):

@@ -49,16 +49,18 @@ class Players:
 
     def names(self) -> list[dict[str, Any]]:
         """Name, game and simulations of every player."""
-        found = [{"id": BUNDLED, "name": "AlphaZero (bundled)", "game": "Connect Four", "simulations": 64}]
+        found = [_player(BUNDLED, "AlphaZero (bundled)", "Connect Four", 64)]
         for name, (game, options, simulations) in UNTRAINED.items():
             size = f" {options['size']}×{options['size']}" if "size" in options else ""
             title = game.replace("_", " ").title().replace("Tic Tac Toe", "tic-tac-toe") + size
-            found.append({"id": name, "name": f"MCTS at {title}", "game": title, "simulations": simulations})
+            found.append(_player(name, f"MCTS at {title}", title, simulations, playouts=True))
         for row in self._library.table():
-            if row["kind"] == "game" and row["algorithm"] != "mcts":
-                found.append(
-                    {"id": row["id"], "name": row["name"], "game": str(row["env"]), "simulations": 64}
-                )  # fmt: skip
+            if row["kind"] == "game":
+                playouts = row["algorithm"] == "mcts"
+                fields = self._library.settings(row["id"])
+                usual = fields.get("simulations", 1_000) if playouts else 64
+                usual = min(usual, MOST) if type(usual) is int else 64
+                found.append(_player(row["id"], row["name"], str(row["env"]), usual, playouts))
         return found
 
     def look(self, document: dict[str, Any]) -> dict[str, Any]:
@@ -78,12 +80,13 @@ class Players:
             raise UserError(f"simulations must be between 0 and {MOST:,}, not {simulations!r}.")
         with self._lock:  # positions and networks of one player are used by one request at a time
             module, state, game = self._load(name)
-            if name in UNTRAINED:  # the same playouts for the same request
+            if module is mcts:  # the same playouts for the same request
                 state = mcts.build(state.config, game)
             position = replay(game, [moves])
             found = self._describe(game, position, moves)
             if simulations is not None and not found["over"]:
                 found["analysis"] = _analyze(module, state, game, position, simulations)
+            game.free_except(position[:0])
             return found
 
     def _load(self, name: str) -> tuple[Any, Any, Game]:
@@ -99,7 +102,8 @@ class Players:
             if not kinds.get(agent.settings.kind).matches:
                 valid = [player["id"] for player in self.names()]
                 raise unknown("player", name, valid)
-            agent.state.replay = None  # may be large, and is not needed to play
+            if hasattr(agent.state, "replay"):
+                agent.state.replay = None  # may be large, and is not needed to play
             loaded = agent.module, agent.state, agent.env
         self._loaded = {**dict(list(self._loaded.items())[-3:]), name: loaded}
         return loaded
@@ -119,6 +123,15 @@ class Players:
             "over": over,
             "first_score": float(game.first_score(position)[0]) if over else None,
         }
+
+
+def _player(name: str, title: str, game: str, simulations: int, playouts: bool = False) -> dict[str, Any]:
+    """`simulations` at first; `least` to `most` of them; `stride` between two that are offered."""
+    least, most, stride = (1, 5_000, 50) if playouts else (0, 400, 1)
+    return {
+        "id": name, "name": title, "game": game, "simulations": simulations, "least": least,
+        "most": max(most, simulations), "stride": stride,
+    }  # fmt: skip
 
 
 def cells(game: Game, position: Tensor, names: dict[int, str]) -> dict[str, Any] | None:
@@ -164,13 +177,17 @@ def _analyze(module: Any, state: Any, game: Game, position: Tensor, simulations:
         }
         for one in legal
     ]
-    names = str if isinstance(game, Spiel) else functools.partial(game.move_name, position)
+    drawn = None
+    if tree is not None and isinstance(game, Spiel):  # a name may depend on the position
+        drawn = _named(game, position, _pruned(drawing.as_dict(tree)))
+    elif tree is not None:
+        drawn = _pruned(drawing.as_dict(tree, names=functools.partial(game.move_name, position)))
     return {
         "action": played,
         "simulations": simulations,
         "value": float(extras["value"][0]) if "value" in extras else None,
         "moves": sorted(rows, key=lambda row: (row["action"] != played, -(row["visits"] or 0), -(row["prior"] or 0))),
-        "tree": None if tree is None else _pruned(drawing.as_dict(tree, names=names)),
+        "tree": drawn,
     }
 
 
@@ -186,3 +203,17 @@ def _pruned(root: dict[str, Any]) -> dict[str, Any]:
         kept += len(node["children"])
         todo = sorted([*todo, *node["children"]], key=lambda one: -one["visits"])
     return root
+
+
+def _named(game: Game, position: Tensor, node: dict[str, Any]) -> dict[str, Any]:
+    """The tree below `node`, whose actions get the names that they have in their own positions.
+
+    A search in a learned model may go on after the end of the game: there, actions keep their numbers.
+    """
+    legal = game.legal(position)[0]
+    for child in node["children"]:
+        action = int(child["action"])
+        if action < len(legal) and bool(legal[action]):
+            child["action"] = game.move_name(position, action)
+            _named(game, game.step(position, torch.tensor([action])).position, child)
+    return node

@@ -32,7 +32,7 @@ export interface GridChoices {
   request: GridRequest; methods: { name: string; unit: string }[]; most_steps: number;
   layouts: { [name: string]: { picture: string[]; [option: string]: Json } };
 }
-export interface Player { id: string; name: string; game: string; simulations: number }
+export interface Player { id: string; name: string; game: string; simulations: number; least: number; most: number; stride: number }
 export interface TreeNode {
   action?: string; prior?: number; visits: number; value: number; q?: number; terminal?: boolean; hidden: number;
   children: TreeNode[];

@@ -11,6 +11,7 @@ export function Search(_: { control: boolean }) {
   const [simulations, setSimulations] = useState(64);
   const [side, setSide] = useState<"first" | "second" | "both">("first");
   const [board, error] = useAnswer(() => api.board({ player, moves, simulations }), [player, moves, simulations]);
+  const one = players?.find((found) => found.id === player);
   const human = !board || board.over ? false : side === "both" || (board.mover === 0) === (side === "first");
   const fresh = board && board.moves.join() === moves.join();
   const play = (action: number) => setMoves([...moves, action]);
@@ -33,8 +34,7 @@ export function Search(_: { control: boolean }) {
           {board && <Position board={board} play={human && fresh ? play : null} />}
         </Panel>
         <Panel title="The agent's search" extra={value !== null && value !== undefined && <span class="small">value for the player to move {number(value, 3)}, expected score {Math.round(50 * (1 + Math.max(-1, Math.min(1, value))))}%</span>}>
-          <Slider label="simulations" value={simulations} min={0} max={player.startsWith("mcts") ? 5000 : 400} step={player.startsWith("mcts") ? 50 : 1}
-            set={(count) => setSimulations(player.startsWith("mcts") ? Math.max(count, 1) : count)} />
+          <Slider label="simulations" value={simulations} min={0} max={one?.most ?? 400} step={one?.stride ?? 1} set={(count) => setSimulations(Math.max(count, one?.least ?? 0))} />
           {board?.analysis && (
             <Scroll><table>
               <thead><tr><th>move</th><th class="n">visits</th><th class="n">prior</th><th class="n">value</th></tr></thead>

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 
+import foresight
+from foresight.envs.games import make as games
 from foresight.studio import boards
 from foresight.studio.runs import Library
 from tests.studio import browser
@@ -42,6 +46,35 @@ def test_fewer_simulations_are_an_earlier_state_of_the_same_search(player: str, 
     assert looked(player, [4], simulations)["analysis"]["moves"] == early
 
 
+@pytest.mark.parametrize("player", [game[0] for game in GAMES])
+def test_the_tree_is_that_of_the_table(player: str) -> None:
+    analysis = looked(player, [4], 80)["analysis"]
+    tree, moves = analysis["tree"], {move["name"]: move for move in analysis["moves"]}
+    assert tree["children"] and len(tree["children"]) + tree["hidden"] == sum(x["visits"] > 0 for x in moves.values())
+    for child in tree["children"]:
+        move = moves[child["action"]]
+        assert (child["visits"], child["q"], child["prior"]) == (move["visits"], move["value"], move["prior"])
+    assert any(child["children"] for child in tree["children"])
+
+
+def test_a_run_of_mcts_is_a_player_and_moves_have_the_names_of_their_positions(tmp_path: Path) -> None:
+    foresight.train(
+        "mcts", env="breakthrough", out=tmp_path / "a", steps=1, simulations=20, show=False, evaluation_episodes=1
+    )
+    players = boards.Players(Library([tmp_path]))
+    (mine,) = [one for one in players.names() if one["name"] == "a"]
+    assert mine["simulations"] == 20 and mine["least"] == 1
+    asked = {"player": mine["id"], "moves": [], "simulations": 300}
+    found = players.look(asked)
+    assert players.look(asked) == found
+    game = games.make("breakthrough")
+    (first, *_) = found["analysis"]["tree"]["children"]
+    actions = {move["name"]: move["action"] for move in found["legal"]}
+    after = game.step(game.start(1), torch.tensor([actions[first["action"]]])).position
+    names = {game.move_name(after, action) for action in game.legal(after)[0].nonzero().flatten().tolist()}
+    assert first["children"] and {child["action"] for child in first["children"]} <= names
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("player", "title", "row", "column", "action", "simulations"), GAMES)
 def test_a_move_is_played_and_the_evaluation_is_that_of_python(
@@ -60,6 +93,16 @@ def test_a_move_is_played_and_the_evaluation_is_that_of_python(
         assert texts[:2] == [move["name"], str(move["visits"])]
         assert texts[3] == ("" if move["value"] is None else f"{move['value']:.3f}")
     assert f"{analysis['value']:.3g}" in page.inner_text("h2:has-text('search') + span")
+    page.wait_for_selector(f"h2:has-text('Tree after {simulations} simulations')")
+    labels = page.eval_on_selector_all(
+        "svg[aria-label='Search tree'] g", "nodes => nodes.map(node => node.getAttribute('aria-label'))"
+    )
+    for node in analysis["tree"]["children"]:
+        assert f"{node['action']}: {node['visits']} visits, value {node['q']:.3f}" in labels
+    page.fill("input[aria-label='simulations']", "50")
+    page.wait_for_selector("h2:has-text('Tree after 50 simulations')")
+    page.fill("input[aria-label='simulations']", str(simulations))
+    page.wait_for_selector(f"h2:has-text('Tree after {simulations} simulations')")
     page.click("button:has-text('Agent plays')")
     page.wait_for_selector("[aria-label$='second player']")
     assert page.locator("[aria-label$='second player']").count() == 1

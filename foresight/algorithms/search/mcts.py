@@ -64,13 +64,17 @@ def act(
 ) -> tuple[Tensor, dict[str, Any], None]:
     """The most visited action at each position; with `explore`, one sampled in proportion to the visits.
 
-    Extras: `value` `[B]` for the player to move, `visits`, `values`, `prior` `[B, A]` (uniform).
+    Extras: `value` `[B]` for the player to move, `visits`, `values`, `prior` `[B, A]` (uniform), and of a single
+    position the `tree`; those of a batch would be large.
     """
     if simulations is not None and simulations < 1:
         raise UserError(f"simulations must be at least 1, not {simulations}: MCTS has no policy without a search.")
-    visits, values = playouts.uct(
-        state.game, obs, simulations or state.config.simulations, state.random, state.config.c
-    )
+    asked = (state.game, obs, simulations or state.config.simulations, state.random, state.config.c)
+    tree = None
+    if len(obs) == 1:
+        visits, values, tree = playouts.grow(*asked)
+    else:
+        visits, values = playouts.uct(*asked)
     legal = state.game.legal(obs)
     share = visits / visits.sum(-1, keepdim=True)
     if explore:
@@ -78,10 +82,12 @@ def act(
         action = torch.multinomial(share, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
     else:
         action = (visits + 0.25 * values).masked_fill(~legal, -1.0).argmax(-1)
-    extras = {
+    extras: dict[str, Any] = {
         "value": (share * values).sum(-1), "visits": visits, "values": values,
         "prior": legal / legal.sum(-1, keepdim=True),
     }  # fmt: skip
+    if tree is not None:
+        extras["tree"] = tree
     return action, extras, carry
 
 

@@ -7,6 +7,7 @@ OpenSpiel's games use OpenSpiel's own search, in C++.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from foresight.envs.games.native import Native
 from foresight.envs.games.openspiel import Spiel
 from foresight.errors import UserError
 from foresight.planning.search import memory
+from foresight.planning.search.tree import NONE, Tree, priors
 
 UCT_C = 2.0  # OpenSpiel's choice in its examples, for values in [-1, 1]
 UNTRIED, ILLEGAL = -1, -2
@@ -96,23 +98,26 @@ def _playouts(
 
 
 @njit(cache=True, nogil=True)
-def _uct(
+def _grow(
     kind: int, height: int, width: int, line: int, komi: float, root: Ints, simulations: int, c: float, random: Stream,
-    counts: NDArray[np.int64], values: NDArray[np.float64],
-) -> None:  # fmt: skip
-    """Fill `counts` and `values` `[A]` of one position: visits, and mean results for the player to move."""
-    n, actions = height * width, len(counts)
-    children = np.empty((simulations + 1, actions), np.int32)
-    visits, total = np.zeros(simulations + 1, np.int32), np.zeros(simulations + 1)
-    mover = np.zeros(simulations + 1, np.int32)  # who moved into the node
+    children: Ints, mover: Ints, visits: Ints, total: NDArray[np.float64], raw: NDArray[np.float64],
+) -> int:  # fmt: skip
+    """Search one position; returns the number of nodes, at most simulations + 1, for which the arrays have room.
+
+    `children` `[N, A]`: the child of each action, or UNTRIED, or ILLEGAL; `mover`: who moved into the node; `visits`;
+    `total`: results of the simulations through a node, for its mover; `raw`: of the playout that made it, for the
+    first player.
+    """
+    n, actions = height * width, children.shape[1]
     path, work, free = np.empty(simulations + 2, np.int32), np.empty(len(root), np.int32), np.empty(n, np.int32)
+    visits[0], total[0], mover[0], raw[0] = 0, 0.0, 0, 0.0
     for a in range(actions):
         children[0, a] = UNTRIED if boards.playable(kind, height, width, root, a) else ILLEGAL
     size = 1
     for _ in range(simulations):
         for i in range(len(work)):
             work[i] = root[i]
-        node, depth = 0, 1
+        node, depth, fresh = 0, 1, False
         path[0] = 0
         while work[n + boards.RESULT] == boards.PLAYING:
             best, choice, untried = -math.inf, ILLEGAL, 0
@@ -132,7 +137,7 @@ def _uct(
             fresh = untried > 0
             if fresh:
                 children[node, choice] = size
-                mover[size] = turn
+                mover[size], visits[size], total[size] = turn, 0, 0.0
                 for a in range(actions):
                     children[size, a] = UNTRIED if boards.playable(kind, height, width, work, a) else ILLEGAL
                 size += 1
@@ -143,23 +148,33 @@ def _uct(
                 break
         _finish(kind, height, width, line, komi, work, free, random)
         result = _first(n, work)
+        if fresh:
+            raw[node] = result
         for i in range(depth):
             node = path[i]
             visits[node] += 1
             total[node] += result if mover[node] == 0 else -result
-    for a in range(actions):
-        child = children[0, a]
-        counts[a] = visits[child] if child >= 0 else 0
-        values[a] = total[child] / visits[child] if child >= 0 else 0.0
+    return size
 
 
 @njit(cache=True, nogil=True)
-def _uct_all(
+def _uct(
     kind: int, height: int, width: int, line: int, komi: float, rows: Ints, simulations: int, c: float, random: Stream,
     counts: NDArray[np.int64], values: NDArray[np.float64],
 ) -> None:  # fmt: skip
+    """Fill `counts` and `values` `[B, A]`: visits, and mean results for the player to move."""
+    actions = counts.shape[1]
+    children = np.empty((simulations + 1, actions), np.int32)
+    mover, visits = np.empty(simulations + 1, np.int32), np.empty(simulations + 1, np.int32)
+    total, raw = np.empty(simulations + 1), np.empty(simulations + 1)
     for b in range(len(rows)):
-        _uct(kind, height, width, line, komi, rows[b], simulations, c, random, counts[b], values[b])
+        _grow(
+            kind, height, width, line, komi, rows[b], simulations, c, random, children, mover, visits, total, raw
+        )  # fmt: skip
+        for a in range(actions):
+            child = children[0, a]
+            counts[b, a] = visits[child] if child >= 0 else 0
+            values[b, a] = total[child] / visits[child] if child >= 0 else 0.0
 
 
 def stream(seed: int) -> NDArray[np.int64]:
@@ -204,29 +219,132 @@ def uct(
     counts = np.zeros((len(position), game.actions), np.int64)
     values = np.zeros((len(position), game.actions))
     if isinstance(game, Native):
-        _uct_all(*game.rules, position.numpy(), simulations, c, random.view(np.uint64), counts, values)
+        _uct(*game.rules, position.numpy(), simulations, c, random.view(np.uint64), counts, values)
     else:
         assert isinstance(game, Spiel)
-        import pyspiel
-
-        evaluator = pyspiel.RandomRolloutEvaluator(1, seed_of(random))
-        # OpenSpiel's first simulation ends at the root: one more, so that all try an action.
-        bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations + 1, 1000, True, seed_of(random), False)
         for b, number in enumerate(position.tolist()):
-            root = bot.mcts_search(game.state(number))
-            lost = []
-            for child in root.children:
-                value = child.total_reward / max(child.explore_count, 1)
-                if child.outcome:
-                    value = child.outcome[child.player]
-                    lost += [child.action] if value < 0 else []
-                counts[b, child.action], values[b, child.action] = child.explore_count, value / game.limit
-            if root.outcome:  # solved: the search stopped early
-                counts[b] = 0
-                counts[b, root.best_child().action] = simulations
-            elif counts[b].sum() > counts[b, lost].sum():
-                counts[b, lost] = 0
+            _read(_openspiel(game, number, simulations, random, c), simulations, game.limit, counts[b], values[b])
     return torch.from_numpy(counts), torch.from_numpy(values).float()
+
+
+def grow(
+    game: Game, position: Tensor, simulations: int, random: NDArray[np.int64], c: float = UCT_C
+) -> tuple[Tensor, Tensor, Tree]:
+    """Search one position `[1, ...]` as `uct` does, and keep the tree: visits and values `[1, A]`, and the tree.
+
+    Priors are uniform: UCT has none. `raw` is the result of the playout that made a node, 0 at the root, which has
+    none (and in OpenSpiel's trees). With native rules node n is that of the n-th simulation that made one; OpenSpiel's
+    are by depth, without those that were never visited. The tree's `state` is empty. Raises UserError as `uct` does.
+    """
+    require_room(game, simulations)
+    if isinstance(game, Native):
+        n = simulations + 1
+        children, mover = np.empty((n, game.actions), np.int32), np.empty(n, np.int32)
+        visits, total, raw = np.empty(n, np.int32), np.empty(n), np.empty(n)
+        (row,), stream_ = position.numpy(), random.view(np.uint64)
+        size = _grow(*game.rules, row, simulations, c, stream_, children, mover, visits, total, raw)
+        children, mover, total, raw = children[:size], mover[:size], total[:size], raw[:size]
+        visits = visits[:size]
+        legal, over = children != ILLEGAL, (children == ILLEGAL).all(1)
+        mover[0] = 1 - int(game.mover(position)[0])
+        total[0] *= 1.0 if mover[0] == 0 else -1.0
+        discount = np.where(over, 0.0, -1.0)  # the players take turns
+        raw *= np.where(mover == 0, -1.0, 1.0)
+        tree = _tree(children, legal, visits, total / np.maximum(visits, 1), discount, raw)
+        return tree.child_visits(), tree.child_values(), tree
+    assert isinstance(game, Spiel)
+    number = int(position[0])
+    root = _openspiel(game, number, simulations, random, c)
+    counts, values = np.zeros((1, game.actions), np.int64), np.zeros((1, game.actions))
+    _read(root, simulations, game.limit, counts[0], values[0])
+    return torch.from_numpy(counts), torch.from_numpy(values).float(), _openspiel_tree(game, number, root)
+
+
+def _tree(
+    children: Ints, legal: NDArray[np.bool_], visits: Ints, q: NDArray[np.float64], discount: NDArray[np.float64],
+    raw: NDArray[np.float64],
+) -> Tree:  # fmt: skip
+    """The tree of N nodes: `children`, `legal` `[N, A]`; `visits`, `q` (mean result for who moved there), `discount`
+    (0: the game is over) and `raw` (for the player to move) `[N]`.
+    """
+    nodes = len(children)
+    parent, action = np.full(nodes, NONE, np.int32), np.full(nodes, NONE, np.int32)
+    above, taken = (children >= 0).nonzero()
+    below = children[above, taken]
+    parent[below], action[below] = above, taken
+    over = discount == 0
+    value = np.where(over, 0.0, q / np.where(over, 1.0, discount))
+    bounds = [q[1:].min(initial=math.inf), q[1:].max(initial=-math.inf)]
+
+    def floats(x: NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy(x).float().unsqueeze(0)
+
+    logits, prior = priors(torch.from_numpy(np.where(legal, 0.0, -math.inf)).unsqueeze(0))
+    return Tree(
+        torch.from_numpy(np.maximum(children, NONE)).unsqueeze(0), logits, prior, torch.from_numpy(parent).unsqueeze(0),
+        torch.from_numpy(action).unsqueeze(0), torch.from_numpy(visits).unsqueeze(0), floats(value), floats(raw),
+        floats(np.where(over, q, 0.0)), floats(discount), torch.tensor([bounds]), None, nodes,
+    )  # fmt: skip
+
+
+def _openspiel(game: Spiel, number: int, simulations: int, random: NDArray[np.int64], c: float) -> Any:
+    """The root of OpenSpiel's own search from a position."""
+    import pyspiel
+
+    evaluator = pyspiel.RandomRolloutEvaluator(1, seed_of(random))
+    # OpenSpiel's first simulation ends at the root: one more, so that all try an action.
+    bot = pyspiel.MCTSBot(game.spiel, evaluator, c, simulations + 1, 1000, True, seed_of(random), False)
+    return bot.mcts_search(game.state(number))
+
+
+def _result(node: Any, limit: float) -> float:
+    """The mean result of a node for who moved there, or its proven one; in [-1, 1]."""
+    total: float = node.outcome[node.player] if node.outcome else node.total_reward / max(node.explore_count, 1)
+    return total / limit
+
+
+def _read(
+    root: Any, simulations: int, limit: float, counts: NDArray[np.int64], values: NDArray[np.float64]
+) -> None:  # fmt: skip
+    """Fill `counts` and `values` `[A]` of one position from OpenSpiel's tree."""
+    lost = []
+    for child in root.children:
+        counts[child.action], values[child.action] = child.explore_count, _result(child, limit)
+        lost += [child.action] if child.outcome and values[child.action] < 0 else []
+    if root.outcome:  # solved: the search stopped early
+        counts[:] = 0
+        counts[root.best_child().action] = simulations
+    elif counts.sum() > counts[lost].sum():
+        counts[lost] = 0
+
+
+def _openspiel_tree(game: Spiel, number: int, root: Any) -> Tree:
+    """OpenSpiel's nodes that were visited, with the legal actions, mover and end of their states."""
+    state = game.state(number)
+    nodes, discount, at = [root], [-1.0], 0
+    states, links, legal = [state], [], [state.legal_actions()]
+    while at < len(nodes):
+        for child in nodes[at].children:
+            if child.explore_count:
+                after = states[at].child(child.action)
+                over = after.is_terminal()
+                links.append((at, child.action, len(nodes)))
+                nodes.append(child)
+                states.append(after)
+                legal.append([] if over else after.legal_actions())
+                discount.append(0.0 if over else 1.0 if after.current_player() == child.player else -1.0)
+        at += 1
+    children = np.full((len(nodes), game.actions), NONE, np.int32)
+    mask = np.zeros(children.shape, np.bool_)
+    for above, action, below in links:
+        children[above, action] = below
+    for at, actions in enumerate(legal):
+        mask[at, actions] = True
+    q = np.array([_result(node, game.limit) for node in nodes])
+    tried = sum(child.explore_count for child in root.children)
+    q[0] = -sum(child.explore_count * _result(child, game.limit) for child in root.children) / max(tried, 1)
+    visits = np.array([node.explore_count for node in nodes], np.int32)
+    return _tree(children, mask, visits, q, np.array(discount), np.zeros(len(nodes)))
 
 
 def require_room(game: Game, simulations: int, more: str = "") -> None:

@@ -120,11 +120,14 @@ def test_one_simulation_is_one_legal_move_tried() -> None:
             assert extras["visits"].sum(-1).tolist() == [1, 1] and extras["value"].isfinite().all()
 
 
-def test_a_search_without_a_tree_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_tree_of_a_search_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     run.train("mcts", env="tic_tac_toe", out=tmp_path / "a", steps=2, simulations=4, show=False, evaluation_episodes=2)
-    monkeypatch.setattr("sys.stdin", io.StringIO("tree a.json\nquit\n"))
+    file = tmp_path / "tree.json"
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"tree {file}\nquit\n"))
     assert main(["play", str(tmp_path / "a")]) == 0
-    assert "This agent keeps no search tree" in capsys.readouterr().out
+    assert "Search tree written to" in capsys.readouterr().out
+    root = json.loads(file.read_text())
+    assert root["visits"] == 4 and sorted(child["action"] for child in root["children"])[0][0] in "abc"
 
 
 def test_what_cannot_be_done_is_reported_before_any_work(tmp_path: Path, capsys: Any) -> None:
