@@ -24,7 +24,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 
 from foresight.errors import UserError
-from foresight.studio import attention, boards, dreams, grid, live, samples, thoughts, traces
+from foresight.studio import attention, boards, decisions, dreams, grid, live, samples, thoughts, traces
 from foresight.studio.encode import Answer, encode
 from foresight.studio.runs import Library
 
@@ -59,7 +59,7 @@ def create(
     app = FastAPI(
         title="foresight studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Answer
     )
-    games, models = boards.Players(library), dreams.Models(library)
+    games, models, searches = boards.Players(library), dreams.Models(library), decisions.Decisions(library)
     table, changes = _Table(library), live.Live(library)
     readers, reports = attention.Readers(library, model), thoughts.Thoughts(library)
     teams = traces.Traces(library)
@@ -167,11 +167,15 @@ def create(
 
     @app.get("/api/players")
     def players() -> list[dict[str, Any]]:
-        return games.names()
+        return games.names() + searches.names()
 
     @app.post("/api/board")
     async def board(request: Request) -> dict[str, Any]:
         return await asyncio.to_thread(games.look, await _document(request))
+
+    @app.post("/api/decision")
+    async def decision(request: Request) -> dict[str, Any]:
+        return await asyncio.to_thread(searches.look, await _document(request))
 
     @app.get("/api/models")
     def learned() -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ same each time, so scrubbing through it is asking for fewer simulations.
 
 from __future__ import annotations
 
-import functools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from foresight.algorithms.search import mcts
 from foresight.envs.games import make
 from foresight.envs.games.game import Game, replay
 from foresight.envs.games.notation import colors
-from foresight.envs.games.openspiel import Spiel
 from foresight.errors import UserError, unknown
-from foresight.planning.search import drawing
+from foresight.planning.search.tree import Tree
 from foresight.runtime import kinds, run
+from foresight.studio import trees
 from foresight.studio.runs import Library
 
 # Games that MCTS with random playouts plays without training: game, options, simulations.
@@ -33,8 +33,6 @@ UNTRAINED: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 BUNDLED = "connect_four"
 MOST = 20_000  # simulations of one request
-BRANCHES = 6  # children of a node that are shown, by visits
-SHOWN = 400  # nodes of a tree that are shown
 STONES = "XOxo"
 EMPTY = ".-"
 
@@ -177,43 +175,32 @@ def _analyze(module: Any, state: Any, game: Game, position: Tensor, simulations:
         }
         for one in legal
     ]
-    drawn = None
-    if tree is not None and isinstance(game, Spiel):  # a name may depend on the position
-        drawn = _named(game, position, _pruned(drawing.as_dict(tree)))
-    elif tree is not None:
-        drawn = _pruned(drawing.as_dict(tree, names=functools.partial(game.move_name, position)))
     return {
         "action": played,
         "simulations": simulations,
         "value": float(extras["value"][0]) if "value" in extras else None,
         "moves": sorted(rows, key=lambda row: (row["action"] != played, -(row["visits"] or 0), -(row["prior"] or 0))),
-        "tree": drawn,
+        "tree": None if tree is None else trees.shown(tree, _names(tree, game, position)),
     }
 
 
-def _pruned(root: dict[str, Any]) -> dict[str, Any]:
-    """The most visited nodes: at most `BRANCHES` children of each, `SHOWN` in all; `hidden` counts the rest."""
-    kept, todo = 1, [root]
-    while todo:
-        node = todo.pop(0)
-        children = node["children"]
-        room = max(0, min(BRANCHES, SHOWN - kept))
-        node["hidden"] = max(0, len(children) - room)
-        node["children"] = children[:room]
-        kept += len(node["children"])
-        todo = sorted([*todo, *node["children"]], key=lambda one: -one["visits"])
-    return root
+def _names(tree: Tree, game: Game, position: Tensor) -> Callable[[int, int], str]:
+    """Names of actions at the nodes of a tree: those that they have in the node's own position.
 
-
-def _named(game: Game, position: Tensor, node: dict[str, Any]) -> dict[str, Any]:
-    """The tree below `node`, whose actions get the names that they have in their own positions.
-
-    A search in a learned model may go on after the end of the game: there, actions keep their numbers.
+    A search in a learned model may go on after the end of the game: there, actions have numbers.
     """
-    legal = game.legal(position)[0]
-    for child in node["children"]:
-        action = int(child["action"])
-        if action < len(legal) and bool(legal[action]):
-            child["action"] = game.move_name(position, action)
-            _named(game, game.step(position, torch.tensor([action])).position, child)
-    return node
+    places: dict[int, Tensor | None] = {0: position}
+
+    def place(node: int) -> Tensor | None:
+        if node not in places:
+            before, action = place(int(tree.parent[0, node])), int(tree.action[0, node])
+            legal = before is not None and bool(game.legal(before)[0, action])
+            places[node] = game.step(before, torch.tensor([action])).position if legal and before is not None else None
+        return places[node]
+
+    def name(node: int, action: int) -> str:
+        here = place(node)
+        legal = here is not None and bool(game.legal(here)[0, action])
+        return game.move_name(here, action) if legal and here is not None else str(action)
+
+    return name

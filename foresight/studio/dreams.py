@@ -163,4 +163,9 @@ def png(image: Any) -> str:
     picture = picture.resize((picture.width * SCALE, picture.height * SCALE), Image.Resampling.NEAREST)
     stream = io.BytesIO()
     picture.save(stream, "PNG")
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+    return url(stream.getvalue())
+
+
+def url(picture: bytes) -> str:
+    """A PNG as a data URL."""
+    return "data:image/png;base64," + base64.b64encode(picture).decode()

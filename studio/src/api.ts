@@ -32,7 +32,7 @@ export interface GridChoices {
   request: GridRequest; methods: { name: string; unit: string }[]; most_steps: number;
   layouts: { [name: string]: { picture: string[]; [option: string]: Json } };
 }
-export interface Player { id: string; name: string; game: string; simulations: number; least: number; most: number; stride: number }
+export interface Player { id: string; name: string; game: string; simulations: number; least: number; most: number; stride: number; episode?: boolean }
 export interface TreeNode {
   action?: string; prior?: number; visits: number; value: number; q?: number; terminal?: boolean; hidden: number;
   children: TreeNode[];
@@ -41,8 +41,12 @@ export interface MoveRow { action: number; name: string; visits: number | null; 
 export interface Board {
   game: string; moves: number[]; board: string; legal: { action: number; name: string }[]; mover: number | null;
   cells: { rows: { stone: number | null; action?: number | null }[][]; slant: number; columns: boolean } | null;
-  colors: string[]; over: boolean; first_score: number | null;
-  analysis?: { action: number; simulations: number; value: number | null; moves: MoveRow[]; tree: TreeNode | null };
+  colors: string[]; over: boolean; first_score: number | null; analysis?: Analysis;
+}
+export interface Analysis { action: number; simulations: number; value: number | null; moves: MoveRow[]; tree: TreeNode | null }
+export interface Decision {
+  game: string; step: number; longest: number; over: string | null; picture: string | null; vector: number[] | null; total: number;
+  analysis: Analysis | null;
 }
 export interface Model { id: string; name: string; algorithm: string; env: string; state: string }
 export interface Loop {
@@ -180,6 +184,7 @@ export const api = {
   grid: (request: GridRequest) => post<GridState>("grid", request),
   players: () => get<Player[]>("players"),
   board: (document: object) => post<Board>("board", document),
+  decision: (document: object) => post<Decision>("decision", document),
   models: () => get<Model[]>("models"),
   loop: (run: string, horizon: number) => get<Loop>(`models/${run}`, { horizon }),
   dream: (document: object) => post<Dream>("dream", document),

@@ -1,54 +1,145 @@
-import { useMemo, useState } from "preact/hooks";
-import { api, type Board, type TreeNode } from "./api";
-import { Choice, number, Panel, Problem, Scroll, Slider, useAnswer } from "./common";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { api, type Analysis, type Board, type Decision, type Player, type TreeNode } from "./api";
+import { address, Choice, go, number, Panel, Problem, Scroll, Slider, useAnswer } from "./common";
 
 const CELL = 46;
 
 export function Search(_: { control: boolean }) {
   const [players, trouble] = useAnswer(api.players, "players");
-  const [player, setPlayer] = useState("connect_four");
-  const [moves, setMoves] = useState<number[]>([]);
-  const [simulations, setSimulations] = useState(64);
-  const [side, setSide] = useState<"first" | "second" | "both">("first");
-  const [board, error] = useAnswer(() => api.board({ player, moves, simulations }), [player, moves, simulations]);
+  const parts = address().parts;
+  const player = parts.get("player") ?? "connect_four";
   const one = players?.find((found) => found.id === player);
-  const human = !board || board.over ? false : side === "both" || (board.mover === 0) === (side === "first");
-  const fresh = board && board.moves.join() === moves.join();
-  const play = (action: number) => setMoves([...moves, action]);
-  const outcome = !board?.over ? "" : board.first_score === 0.5 ? "A draw." : `${board.colors[board.first_score === 1 ? 0 : 1] || (board.first_score === 1 ? "The first player" : "The second player")} wins.`;
-  const value = board?.analysis?.value;
+  const names = Object.fromEntries((players ?? []).map((it) => [it.id, it.name.includes(it.game) ? it.name : `${it.name}, ${it.game}`]));
+  const choose = <Choice label="agent" value={player} options={players?.map((it) => it.id) ?? [player]} names={names} set={(name) => go("search", { player: name })} />;
   return (
     <>
       <h1>Search</h1>
-      <Problem text={trouble || error} />
-      <div class="bar">
-        <Choice label="agent" value={player} options={players?.map((one) => one.id) ?? [player]} names={Object.fromEntries((players ?? []).map((one) => [one.id, `${one.name}${one.name.includes(one.game) ? "" : `, ${one.game}`}`]))}
-          set={(name) => { setPlayer(name); setMoves([]); setSimulations(players?.find((one) => one.id === name)?.simulations ?? 64); }} />
-        <Choice label="you play" value={side} options={["first", "second", "both"]} set={setSide} />
-        <button onClick={() => setMoves([])} disabled={!moves.length}>New game</button>
-        <button onClick={() => setMoves(moves.slice(0, side === "both" ? -1 : -2))} disabled={!moves.length}>Take back</button>
-        {board && fresh && !board.over && !human && board.analysis && <button onClick={() => play(board.analysis!.action)}>Agent plays {board.analysis.moves[0]?.name}</button>}
-      </div>
-      <div class="columns">
-        <Panel title={board ? board.game : "Board"} extra={<span role="status">{outcome || (board && (human ? `Your move${board.colors[board.mover!] ? ` (${board.colors[board.mover!]})` : ""}` : "The agent is to move"))}</span>}>
-          {board && <Position board={board} play={human && fresh ? play : null} />}
-        </Panel>
-        <Panel title="The agent's search" extra={value !== null && value !== undefined && <span class="small">value for the player to move {number(value, 3)}, expected score {Math.round(50 * (1 + Math.max(-1, Math.min(1, value))))}%</span>}>
-          <Slider label="simulations" value={simulations} min={0} max={one?.most ?? 400} step={one?.stride ?? 1} set={(count) => setSimulations(Math.max(count, one?.least ?? 0))} />
-          {board?.analysis && (
-            <Scroll><table>
-              <thead><tr><th>move</th><th class="n">visits</th><th class="n">prior</th><th class="n">value</th></tr></thead>
-              <tbody>{board.analysis.moves.slice(0, 12).map((row) => (
-                <tr key={row.action} aria-selected={row.action === board.analysis!.action}><td>{row.name}</td><td class="n">{row.visits ?? ""}</td><td class="n">{row.prior === null ? "" : `${(100 * row.prior).toFixed(1)}%`}</td><td class="n">{row.value === null ? "" : row.value.toFixed(3)}</td></tr>
-              ))}</tbody>
-            </table></Scroll>
-          )}
-        </Panel>
-      </div>
-      {board?.analysis?.tree && <Panel title={`Tree after ${board.analysis.simulations} simulations`} extra={<span class="small dim">The most visited branches. Click a node to open or close it. N visits, Q value for who moved there, P prior.</span>}><Tree root={board.analysis.tree} /></Panel>}
-      {board && !board.analysis?.tree && board.analysis && <p class="dim small">This agent keeps no tree of named nodes; its visits and values are in the table.</p>}
+      <Problem text={trouble} />
+      {one?.episode ? <Episode key={player} one={one} choose={choose} /> : <Game key={player} player={player} one={one} choose={choose} />}
     </>
   );
+}
+
+// A game against an agent.
+function Game(props: { player: string; one: Player | undefined; choose: preact.JSX.Element }) {
+  const { player, one } = props;
+  const parts = address().parts;
+  const moves = (parts.get("moves") ?? "").split(".").filter(Boolean).map(Number);
+  const simulations = Number(parts.get("simulations") ?? one?.simulations ?? 64);
+  const side = (parts.get("side") ?? "first") as "first" | "second" | "both";
+  const set = (changes: { moves?: number[]; simulations?: number; side?: string }, replace = false) => {
+    const now = { moves, simulations: parts.get("simulations") ?? undefined, side, ...changes };
+    go("search", { player: player === "connect_four" ? undefined : player, moves: now.moves.join("."), simulations: now.simulations, side: now.side === "first" ? undefined : now.side }, replace);
+  };
+  const [board, error] = useAnswer(() => api.board({ player, moves, simulations }), [player, moves, simulations]);
+  const human = !board || board.over ? false : side === "both" || (board.mover === 0) === (side === "first");
+  const fresh = board && board.moves.join() === moves.join();
+  const play = (action: number) => set({ moves: [...moves, action] });
+  return (
+    <>
+      <Problem text={error} />
+      <div class="bar">
+        {props.choose}
+        <Choice label="you play" value={side} options={["first", "second", "both"]} set={(name) => set({ side: name })} />
+        <button onClick={() => set({ moves: [] })} disabled={!moves.length}>New game</button>
+        <button onClick={() => set({ moves: moves.slice(0, side === "both" ? -1 : -2) })} disabled={!moves.length}>Take back</button>
+        {board && fresh && !board.over && !human && board.analysis && <button class="next" onClick={() => play(board.analysis!.action)}>Agent plays {board.analysis.moves[0]?.name}</button>}
+      </div>
+      <div class="columns">
+        <Panel title={board ? board.game : "Board"} extra={<span role="status">{board && (outcome(board) || (human ? `Your move${mover(board)}` : `The agent is to move${mover(board)}`))}</span>}>
+          {board && <Position board={board} play={human && fresh ? play : null} />}
+        </Panel>
+        <Panel title="The agent's search" extra={<Value of={board?.analysis} game />}>
+          <Slider label="simulations" value={simulations} min={0} max={one?.most ?? 400} step={one?.stride ?? 1} set={(count) => set({ simulations: Math.max(count, one?.least ?? 0) }, true)} />
+          <Moves of={board?.analysis} what="move" />
+        </Panel>
+      </div>
+      <Grown of={board?.analysis} />
+    </>
+  );
+}
+
+// The searches of an agent in an environment, along an episode that it plays.
+function Episode(props: { one: Player; choose: preact.JSX.Element }) {
+  const { one } = props;
+  const parts = address().parts;
+  const step = Number(parts.get("step") ?? 0), seed = Number(parts.get("seed") ?? 0);
+  const simulations = Number(parts.get("simulations") ?? one.simulations);
+  const set = (changes: { step?: number; seed?: number; simulations?: number }) => {
+    const now = { step, seed, simulations: parts.get("simulations") ?? undefined, ...changes };
+    go("search", { player: one.id, step: now.step || undefined, seed: now.seed || undefined, simulations: now.simulations }, true);
+  };
+  const [seen, error] = useAnswer(() => api.decision({ player: one.id, seed, step, simulations }), [one.id, seed, step, simulations]);
+  const [end, setEnd] = useState<{ seed: number; step: number } | null>(null);
+  useEffect(() => { if (seen?.over) setEnd({ seed, step: seen.step }); }, [seen]);
+  return (
+    <>
+      <Problem text={error} />
+      <div class="bar">
+        {props.choose}
+        <Slider label="step" value={step} min={0} max={end?.seed === seed ? end.step : (seen?.longest ?? 200)} step={1} set={(x) => set({ step: x })} />
+        <Slider label="seed of the episode" value={seed} min={0} max={20} step={1} set={(x) => set({ seed: x, step: 0 })} />
+      </div>
+      {!seen && !error && <p class="dim" role="status">Loading the agent …</p>}
+      {seen && <Decided seen={seen}><Slider label="simulations" value={simulations} min={one.least} max={one.most} step={one.stride} set={(x) => set({ simulations: x })} /></Decided>}
+    </>
+  );
+}
+
+function Decided(props: { seen: Decision; children: preact.ComponentChildren }) {
+  const { seen } = props;
+  return (
+    <>
+      <div class="columns">
+        <Panel title={seen.game} extra={<span role="status">step {seen.step}, return {number(seen.total, 4)}{seen.over && ` – the episode is over: ${seen.over}`}</span>}>
+          {seen.picture && <img class="seen" src={seen.picture} alt={`the environment at step ${seen.step}`} />}
+          {seen.vector && <pre>{seen.vector.map((x) => x.toFixed(3)).join("  ")}</pre>}
+        </Panel>
+        <Panel title="The agent's search" extra={<Value of={seen.analysis ?? undefined} />}>
+          {props.children}
+          <Moves of={seen.analysis ?? undefined} what="action" />
+        </Panel>
+      </div>
+      <Grown of={seen.analysis ?? undefined} />
+    </>
+  );
+}
+
+function outcome(board: Board): string {
+  if (!board.over) return "";
+  const winner = board.first_score === 1 ? 0 : 1;
+  return board.first_score === 0.5 ? "A draw." : `${board.colors[winner] || (winner ? "The second player" : "The first player")} wins.`;
+}
+
+function mover(board: Board): string {
+  return board.mover !== null && board.colors[board.mover] ? ` (${board.colors[board.mover]})` : "";
+}
+
+function Value(props: { of: Analysis | undefined; game?: boolean }) {
+  const value = props.of?.value;
+  if (value === null || value === undefined) return null;
+  const score = Math.round(50 * (1 + Math.max(-1, Math.min(1, value))));
+  return <span class="small">{props.game ? `value for the player to move ${number(value, 3)}, expected score ${score}%` : `value ${number(value, 3)}`}</span>;
+}
+
+function Moves(props: { of: Analysis | undefined; what: string }) {
+  if (!props.of) return null;
+  const { moves, action } = props.of;
+  const most = Math.max(1, ...moves.map((row) => row.visits ?? 0));
+  return (
+    <Scroll><table>
+      <thead><tr><th>{props.what}</th><th class="n">visits</th><th class="n">prior</th><th class="n">value</th><th /></tr></thead>
+      <tbody>{moves.slice(0, 12).map((row) => (
+        <tr key={row.action} aria-selected={row.action === action}><td>{row.name}</td><td class="n">{row.visits ?? ""}</td><td class="n">{row.prior === null ? "" : `${(100 * row.prior).toFixed(1)}%`}</td><td class="n">{row.value === null ? "" : row.value.toFixed(3)}</td>
+          <td class="bars"><i class="now" style={`width: ${(100 * (row.visits ?? 0)) / most}%`} /></td></tr>
+      ))}</tbody>
+    </table></Scroll>
+  );
+}
+
+function Grown(props: { of: Analysis | undefined }) {
+  if (!props.of?.tree) return null;
+  return <Panel title={`Tree after ${props.of.simulations} simulations`} extra={<span class="small dim">The most visited branches. Click a node to open or close it. N visits, Q value for who moved there, P prior.</span>}><Tree root={props.of.tree} /></Panel>;
 }
 
 function Position(props: { board: Board; play: ((action: number) => void) | null }) {

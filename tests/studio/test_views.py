@@ -21,10 +21,12 @@ from foresight.cli.main import main
 from foresight.errors import UserError
 from foresight.runtime.attention import sources
 from foresight.studio import app, export
+from foresight.studio.decisions import Decisions
 from foresight.studio.dreams import Models
 from foresight.studio.runs import Library
 from tests import tiny_language
 from tests.agents.test_team import SECRETS, halves, play
+from tests.algorithms.search.muzero_runs import SMALL
 from tests.studio.reports import think
 from tests.studio.test_samples import talk
 
@@ -61,6 +63,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluation_episodes": 1,
         "train_ratio": 16.0,
     }
+    tiny = {**SMALL, "steps": 120, "evaluation_episodes": 1}
+    foresight.train("muzero", env="CartPole-v1", out=found / "search", show=False, **tiny)
     foresight.train("dreamer", env="CartPole-v1", steps=64, out=found / "dreams", show=False, **small, **SIZES)
     return found
 
@@ -157,6 +161,31 @@ def test_an_episode_is_played_inside_a_model_with_the_keys(served: Any, runs: Pa
         page.wait_for_selector(f".dream p[role=status]:has-text('step {found['length'] - 1},')")
         page.click("button:has-text('new episode')")
         page.wait_for_selector(".dream p[role=status]:has-text('step 0,')")
+
+
+@pytest.mark.slow
+def test_the_search_of_a_run_is_scrubbed_by_step_and_by_simulation(served: Any, runs: Path) -> None:
+    page, address = served
+    searches = Decisions(Library([runs]))
+    (player,) = searches.names()
+    page.goto(f"{address}#/search?player={player['id']}&step=3")
+    page.wait_for_selector("p, span[role=status] >> text=step 3")
+    for step, simulations in ((3, 20), (5, 7)):
+        page.fill("input[aria-label='simulations']", str(simulations))
+        page.fill("input[aria-label='step']", str(step))
+        found = searches.look({"player": player["id"], "step": step, "simulations": simulations})
+        page.wait_for_selector(f"span[role=status]:has-text('step {step}, return {found['total']:.0f}')")
+        page.wait_for_selector(f"h2:has-text('Tree after {simulations} simulations')")
+        analysis = found["analysis"]
+        rows = [row.split("\t")[:4] for row in texts(page, "table tbody tr")]
+        assert rows == [
+            [row["name"], str(row["visits"]), f"{100 * row['prior']:.1f}%", f"{row['value']:.3f}"]
+            for row in analysis["moves"]
+        ]
+        for child in analysis["tree"]["children"]:
+            label = f"{child['action']}: {child['visits']} visits, value {child['q']:.3f}"
+            assert page.locator(f"svg[aria-label='Search tree'] g[aria-label='{label}']").count() >= 1
+    assert page.locator("img.seen").get_attribute("src") == found["picture"]
 
 
 @pytest.mark.slow

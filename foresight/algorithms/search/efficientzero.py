@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,20 +85,24 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     return State(config, **muzero_targets.components(config, network, device))
 
 
-def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(
+    state: State, obs: Tree, carry: None = None, explore: bool = False, simulations: int | None = None
+) -> tuple[Tensor, dict[str, Any], None]:
     """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited action is played.
 
-    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]` of the root.
+    Extras: `weights` `[B, A]`, the policy target; `value` `[B]` of the root; `visits`, `prior` `[B, A]`; `tree`.
+    `simulations` defaults to the Config's.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     obs, legal = muzero_targets.observe(state, obs)
     found = search(
-        state.network, obs, config.simulations, RULE, legal=legal,
+        state.network, obs, config.simulations if simulations is None else simulations, RULE, legal=legal,
         noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
-    return found.action, {"weights": found.weights, "value": found.value}, carry
+    extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
+    return found.action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry
 
 
 @torch.no_grad()

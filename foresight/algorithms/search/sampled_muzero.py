@@ -110,25 +110,32 @@ def _head(space: gs.Space[Any]) -> TanhNormalHead | CategoricalHead:
     return TanhNormalHead(space.shape[0], bounds=(-3.0, 1.0))
 
 
-def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(
+    state: State, obs: Tree, carry: None = None, explore: bool = False, simulations: int | None = None
+) -> tuple[Tensor, dict[str, Any], None]:
     """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited sample is played.
 
     Extras: the sampled `actions` `[B, N, D]` in (-1, 1), their `weights` `[B, N]`, the `value` `[B]` of the root, and
     `taken` `[B, D]`, the action before it is scaled to its bounds. Discrete `actions` are int64 `[B, N]`, and `taken`
-    `[B]` is the action.
+    `[B]` is the action. `visits`, `prior` `[B, N]` and `tree` are of the samples. `simulations` defaults to the
+    Config's.
     """
-    found, drawn = _search(state, state.network, obs, explore)
+    found, drawn = _search(state, state.network, obs, explore, simulations)
     taken = drawn[torch.arange(len(drawn), device=drawn.device), found.action]
     action = taken if _is_discrete(state) else state.low + (taken + 1) / 2 * (state.high - state.low)
-    return action, {"actions": drawn, "weights": found.weights, "value": found.value, "taken": taken}, carry
+    extras = {"actions": drawn, "weights": found.weights, "value": found.value, "taken": taken, "visits": found.visits}
+    return action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry
 
 
-def _search(state: State, network: LatentModel, obs: Tree, explore: bool) -> tuple[SearchResult, Tensor]:
+def _search(
+    state: State, network: LatentModel, obs: Tree, explore: bool, simulations: int | None = None
+) -> tuple[SearchResult, Tensor]:
     config, (obs, legal) = state.config, muzero_targets.observe(state, obs)
     model = SampledActions(network, state.head, config.samples, state.generator, legal, config.sample_temperature)
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     found = search(
-        model, obs, config.simulations, RULE, noise=noise if explore else None,
+        model, obs, config.simulations if simulations is None else simulations, RULE,
+        noise=noise if explore else None,
         temperature=muzero_targets.temperature(state) if explore else 0.0, generator=state.generator,
     )  # fmt: skip
     return found, root_actions(found.tree)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,20 +90,25 @@ def rule(config: Config) -> PUCT:
     return PUCT(normalize="tree", first_play="parent", chance=config.codes)
 
 
-def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], None]:
+def act(
+    state: State, obs: Tree, carry: None = None, explore: bool = False, simulations: int | None = None
+) -> tuple[Tensor, dict[str, Any], None]:
     """Search from each row of `obs`. `explore` adds noise and temperature; otherwise the most visited action is played.
 
-    Extras: `weights` `[B, A]`, the policy target, and `value` `[B]` of the root.
+    Extras: `weights` `[B, A]`, the policy target; `value` `[B]` of the root; `visits`, `prior` `[B, A]`; `tree`, in
+    which the chance outcomes have the numbers after the actions'. `simulations` defaults to the Config's.
     """
     config = state.config
     noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     obs, legal = _observe(state, obs)
     found = search(
-        state.network, obs, config.simulations, rule(config), legal=legal,
+        state.network, obs, config.simulations if simulations is None else simulations, rule(config), legal=legal,
         noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
-    return found.action, {"weights": found.weights[:, : state.network.actions], "value": found.value}, carry
+    tree, own = found.tree, slice(state.network.actions)
+    extras = {"weights": found.weights[:, own], "value": found.value, "visits": found.visits[:, own]}
+    return found.action, {**extras, "prior": tree.prior[:, 0, own], "tree": tree}, carry
 
 
 @torch.no_grad()
