@@ -89,6 +89,7 @@ class SquashedActor(nn.Module):
         hidden: Sequence[int],
         activation: str = "relu",
         own: memory.Trunk | None = None,
+        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
     ) -> None:
         super().__init__()
         self.trunk = own
@@ -104,7 +105,7 @@ class SquashedActor(nn.Module):
         low, high = torch.from_numpy(space.low.astype(np.float32)), torch.from_numpy(space.high.astype(np.float32))
         self.register_buffer("center", (high + low) / 2)
         self.register_buffer("scale", (high - low) / 2)
-        self.head = TanhNormalHead(space.shape[0])
+        self.head = TanhNormalHead(space.shape[0], log_std_bounds)
         self.mlp = StackedMLP(features if own is None else own.size, hidden, [self.head.width], [0.01], activation)
         self.dims = int(space.shape[0])
 

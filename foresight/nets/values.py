@@ -6,6 +6,7 @@ All have the same interface, so that Q-learning is written once:
 - `pick(action)`: the value of one action, `[...]`;
 - `backup(reward, discount)`: of picked values, the Bellman target reward + discount · Z, as data;
 - `loss(target)` `[...]`: the loss of picked values for such a target;
+- `error(target)` `[...]`: how far they are from it, as data: the priority in a replay (0 where they are equal);
 - `sample(generator)`, `[..., A]`: a sampled return.
 
 The heads map network outputs `[..., A, size]` to these outputs.
@@ -40,6 +41,9 @@ class Values(Protocol):
     def loss(self, target: Tensor) -> Tensor:
         """The loss of picked values for a target."""
 
+    def error(self, target: Tensor) -> Tensor:
+        """The distance of picked values from a target, as data."""
+
 
 class Points:
     """A scalar per action: Huber's loss (δ = 1), which is the error clipping of DQN (Mnih et al. 2015)."""
@@ -68,6 +72,10 @@ class Points:
     def loss(self, target: Tensor) -> Tensor:
         """Huber's loss of the error."""
         return value.huber_loss(self.value, target)
+
+    def error(self, target: Tensor) -> Tensor:
+        """|target - value| (Schaul et al. 2016, arXiv:1511.05952, §3.3)."""
+        return (target - self.value.detach()).abs()
 
 
 class Atoms:
@@ -99,6 +107,10 @@ class Atoms:
         """Cross-entropy with the probabilities `target` `[..., K]` (algorithm 1)."""
         return -(target * self.logits.log_softmax(-1)).sum(-1)
 
+    def error(self, target: Tensor) -> Tensor:
+        """KL(target ‖ values): the loss without the entropy of the target (Rainbow, arXiv:1710.02298, §5)."""
+        return Atoms(self.logits.detach(), self.atoms).loss(target) + torch.special.xlogy(target, target).sum(-1)
+
 
 class Quantiles:
     """K quantiles per action, at the levels (i + ½) / K (QR-DQN, Dabney et al. 2018, arXiv:1710.10044); `[..., K]`."""
@@ -129,6 +141,10 @@ class Quantiles:
     def loss(self, target: Tensor) -> Tensor:
         """Quantile Huber loss (eq. 10)."""
         return distributional.quantile_huber_loss(self.quantiles, target)
+
+    def error(self, target: Tensor) -> Tensor:
+        """|mean of the target - mean|: the loss of quantiles is above 0 also where they are right."""
+        return (target.mean(-1) - self.mean().detach()).abs()
 
 
 class PointHead(nn.Module):

@@ -92,6 +92,8 @@ def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
     found = {_STATES.get(algorithm, {}).get(name, name): value for name, value in nodes.items()}
     if algorithm in ("dreamer", "storm"):  # they had one generator for acting and for updates
         found.setdefault("inner", found.get("generator"))
+    if algorithm == "sac":  # the policy was updated at every gradient step, so that it needed no count
+        found.setdefault("gradient_steps", 0)
     return found
 
 

@@ -94,13 +94,13 @@ def clipped_objective(state: Clipped, batch: Trajectory, clip: float) -> tuple[B
 
 def q_loss(
     network: QNetwork, batch: Transitions, next_q: Values, next_action: Tensor
-) -> tuple[Backward, Tensor, Tensor] | None:
-    """The twin of `dqn.q_loss`, for scalar values without dueling streams."""
-    if (found := network.vjp(batch.obs)) is None:
+) -> tuple[Backward, Tensor, Tensor, None] | None:
+    """The twin of `dqn.q_loss`, for scalar values without dueling streams and without importance weights."""
+    if batch.weight is not None or (found := network.vjp(batch.obs)) is None:
         return None
     q, back = found
     grad, metrics = fused.huber_q(q, batch.action, batch.reward, batch.discount, next_q.mean(), next_action)
-    return lambda: back(grad), metrics[0], metrics[1]
+    return lambda: back(grad), metrics[0], metrics[1], None
 
 
 def critic_loss(

@@ -16,7 +16,9 @@ above 1 the target has n rewards, and the entropy of the policy at every state b
 Differences: the temperature's loss is in log α (as in the authors' code); a time limit is not a termination: its target
 bootstraps from the final observation; before `learning_starts` actions are uniformly random. On pixels the policy uses
 the critics' convolutions, and its gradient does not reach them. With a `memory` the replay yields sequences, and the
-`burn_in` steps before them warm up the memory (R2D2, Kapturowski et al. 2019, §3). Left out: the value network of the
+`burn_in` steps before them warm up the memory (R2D2, Kapturowski et al. 2019, §3). With `policy_every` above 1 the
+policy and the temperature are updated less often than the critics (TD3, Fujimoto et al. 2018, arXiv:1802.09477, §5.2);
+the target critics are not. Left out: the value network of the
 first version (arXiv:1801.01290). For discrete actions see `sac_discrete`.
 """
 
@@ -67,11 +69,13 @@ class Config:
     train_every: int = 1  # env steps between updates; table 1
     gradient_steps: int = 1  # gradient steps per update; table 1
     gamma: float = 0.99  # discount per step; table 1
+    policy_every: int = 1  # gradient steps of the critics between two of policy and temperature; 2 in TD3
     tau: float = 0.005  # fraction by which the target critics move per gradient step; table 1
     n_steps: int = 1  # rewards, and entropies between them, before the bootstrap
     entropy_temperature: float = 1.0  # α: initial temperature, in reward per nat
     learn_temperature: bool = True  # whether α is learned; §5
     target_entropy: float | None = None  # H̄ in nats; None: -1 per action dim (table 1)
+    log_std_bounds: tuple[float, float] = (-5.0, 2.0)  # of the policy's log standard deviation; (-20, 2) in their code
     hidden: tuple[int, ...] = (256, 256)  # hidden layers of policy and critics; table 1
     activation: str = "relu"  # activation of the hidden layers; table 1
     images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
@@ -103,6 +107,7 @@ class State:
     inner: torch.Generator  # samples the actions within updates
     sampler: torch.Generator  # samples transitions, on the CPU
     step: int = 0
+    gradient_steps: int = 0  # of the critics
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
@@ -121,7 +126,9 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             for _ in range(2)
         )
         own = None if config.backbone == "shared" else trunk(spaces.obs, config.images, shapes["actor"])
-        actor = SquashedActor(critics.size, spaces.action, "SAC", config.hidden, config.activation, own).to(device)
+        actor = SquashedActor(
+            critics.size, spaces.action, "SAC", config.hidden, config.activation, own, config.log_std_bounds
+        ).to(device)
     optim.track(target, critics)
     log_alpha = nn.Parameter(torch.tensor(config.entropy_temperature, device=device).log())
     rate = config.learning_rate
@@ -208,7 +215,7 @@ def objective(state: State, encoded: Encoded) -> tuple[Callable[[], object], Ten
 
 
 def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
-    """One gradient step of critics, policy and temperature, and one update of the target critics."""
+    """One gradient step of critics, policy and temperature (where due), and one update of the target critics."""
     config, actor, critics = state.config, state.actor, state.critics
     alpha = state.log_alpha.detach().exp()
     if config.anneal_lr:
@@ -218,18 +225,20 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     encoded = encode(actor, critics, state.target, batch, config.gamma, config.burn_in)
     backward, critic_loss, q = objective(state, encoded)
     optim.step(state.critic_optimizer, backward)
+    state.gradient_steps += 1
+    found = {"critic_loss": critic_loss, "q": q, "alpha": alpha}
 
-    action, logp = actor(encoded.actor).sample_logp(state.inner)
-    min_q = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
-    optim.step(state.actor_optimizer, (alpha * logp - min_q).mean().backward)
+    if state.gradient_steps % config.policy_every == 0:
+        action, logp = actor(encoded.actor).sample_logp(state.inner)
+        min_q = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
+        optim.step(state.actor_optimizer, (alpha * logp - min_q).mean().backward)
 
-    entropy = -logp.detach().mean()
-    if config.learn_temperature:
-        target_entropy = -float(actor.dims) if config.target_entropy is None else config.target_entropy
-        optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, target_entropy).backward)
+        found["entropy"] = entropy = -logp.detach().mean()
+        if config.learn_temperature:
+            target = -float(actor.dims) if config.target_entropy is None else config.target_entropy
+            optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, target).backward)
     optim.track(state.target, critics, config.tau)
-    metrics = torch.stack([critic_loss, q, alpha, entropy]).tolist()
-    return dict(zip(("critic_loss", "q", "alpha", "entropy"), metrics, strict=True))
+    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
 
 
 def learn(state: State, segment: Rollout) -> dict[str, float]:
@@ -241,7 +250,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
     needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
     if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
-            metrics = update(state, sample(state))
+            metrics |= update(state, sample(state))
     return metrics
 
 
@@ -266,11 +275,14 @@ def train(
 def _check(config: Config) -> None:
     errors.at_least(0, config, "max_lag")
     errors.at_least(
-        1, config, "num_envs", "rollout_steps", "batch_size", "replay_size", "train_every", "gradient_steps", "n_steps"
-    )
+        1, config, "num_envs", "rollout_steps", "batch_size", "replay_size", "train_every", "gradient_steps",
+        "policy_every", "n_steps",
+    )  # fmt: skip
     errors.at_least(0, config, "burn_in")
     errors.at_least(1, config, "sequence_length")
     errors.between(0, 1, config, "gamma", "tau")
+    if not config.log_std_bounds[0] < config.log_std_bounds[1]:
+        raise UserError(f"log_std_bounds must be a low and a higher bound, not {config.log_std_bounds}.")
     if config.entropy_temperature <= 0:
         raise UserError(f"entropy_temperature must be above 0, not {config.entropy_temperature}.")
     if config.memory is not None and config.n_steps > 1:

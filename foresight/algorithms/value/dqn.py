@@ -12,7 +12,8 @@ with δ = 1), one network for all actions. Each of these papers changes one line
   n-step targets (Sutton & Barto 2018, §7.1)              `n_steps`: γⁿ max Q⁻ after n rewards of one episode
   C51 (Bellemare et al. 2017, arXiv:1707.06887)           `values="atoms"`: each value is a distribution on 51 atoms
   QR-DQN (Dabney et al. 2018, arXiv:1710.10044)           `values="quantiles"`: each value is 200 quantiles
-All of them together, with prioritized replay and noisy networks, are `rainbow`.
+  Prioritized replay (Schaul et al. 2016, arXiv:1511.05952)  `priority_exponent`: P(step) ∝ |error|^α, loss × (1 / P)^β
+All of them together, with atoms and noisy networks, are `rainbow`.
 
 Differences: Adam instead of RMSProp; a time limit is not a termination: its target bootstraps from the final
 observation; evaluation is greedy (ε is 0, not 0.05). Left out: recurrent Q-networks.
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from foresight import errors
+from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.data.trajectory import Tree
 from foresight.envs import collect
@@ -73,6 +75,8 @@ class Config:
     double: bool = False  # the online network selects the next action (arXiv 1509.06461, eq. 4)
     dueling: bool = False  # separate streams for state value and advantage (arXiv 1511.06581, eq. 9)
     n_steps: int = 1  # rewards before the bootstrap; 3 in Rainbow (arXiv 1710.02298, table 1)
+    priority_exponent: float = 0.0  # α of prioritized replay: 0 samples uniformly; 0.6 in arXiv 1511.05952, table 3
+    priority_correction: float = 0.4  # β: importance weights are (1 / P)^β; annealed to 1 over the run; the same table
     values: str = "points"  # representation of a value: "points", "atoms" (C51) or "quantiles" (QR-DQN)
     atoms: int = 51  # atoms or quantiles per value: 51 in C51 (§5 of its paper), 200 in QR-DQN
     value_range: tuple[float, float] = (-10.0, 10.0)  # range of C51's atoms, in units of return; §5 of its paper
@@ -90,7 +94,7 @@ class State:
     network: QNetwork
     target: QNetwork
     optimizer: torch.optim.Adam
-    replay: Replay
+    replay: Replay | Prioritized
     generator: torch.Generator  # samples exploratory actions
     sampler: torch.Generator  # samples transitions, on the CPU
     step: int = 0
@@ -112,12 +116,13 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             for _ in range(2)
         )
     optim.track(target, network)
+    replay = shared_replay(config.replay_size, config.num_envs, config.n_steps)
     return State(
         config,
         network,
         target.requires_grad_(False),
         torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True),
-        shared_replay(config.replay_size, config.num_envs, config.n_steps),
+        Prioritized(replay, config.priority_exponent, config.n_steps) if config.priority_exponent else replay,
         generator=torch.Generator(device).manual_seed(config.seed),
         sampler=torch.Generator().manual_seed(config.seed),
     )
@@ -161,24 +166,34 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Rollout, Tree]:
 
 
 def sample(state: State) -> Transitions:
-    """A batch for one update, on the device of the networks."""
+    """A batch for one update, on the device of the networks, uniformly or by priority."""
     config = state.config
-    batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
+    if isinstance(state.replay, Prioritized):  # its bias is corrected fully at the end of the run only (§3.4)
+        beta = schedules.linear(state.step / config.steps, config.priority_correction, 1.0)
+        batch = state.replay.transitions(config.batch_size, config.gamma, beta, state.sampler)
+    else:
+        batch = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler)
     return batch.to(state.generator.device)
 
 
 @twin(twins.q_loss)
 def q_loss(
     network: QNetwork, batch: Transitions, next_q: values.Values, next_action: Tensor
-) -> tuple[Callable[[], object], Tensor, Tensor]:
-    """The loss of Q(s, a) for the target r + γ Q⁻(s', a'): its backward pass (not yet run), the loss, the mean Q."""
+) -> tuple[Callable[[], object], Tensor, Tensor, Tensor | None]:
+    """The loss of Q(s, a) for the target r + γ Q⁻(s', a'): its backward pass (not yet run), the loss, the mean Q.
+
+    Last, for a batch with importance weights, the error of each transition `[N]`: its priority.
+    """
     q_target = next_q.pick(next_action).backup(batch.reward, batch.discount)
     q_taken = network(batch.obs).pick(batch.action)
-    loss = q_taken.loss(q_target).mean()
-    return loss.backward, loss.detach(), q_taken.mean().detach().mean()
+    losses, error = q_taken.loss(q_target), None
+    if batch.weight is not None:
+        losses, error = batch.weight * losses, q_taken.error(q_target)
+    loss = losses.mean()
+    return loss.backward, loss.detach(), q_taken.mean().detach().mean(), error
 
 
-def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], Tensor, Tensor]:
+def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], Tensor, Tensor, Tensor | None]:
     """`q_loss` with the next action selected by the target network, or by the online network with `double`."""
     network, target = state.network, state.target
     with torch.no_grad():
@@ -193,8 +208,10 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     config = state.config
     if config.anneal_lr:
         state.optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
-    backward, loss, q = objective(state, batch)
+    backward, loss, q, error = objective(state, batch)
     optim.descend(state.optimizer, backward, config.max_grad_norm)
+    if isinstance(state.replay, Prioritized) and error is not None:
+        state.replay.update(batch.key, error)
     state.gradient_steps += 1
     if config.tau < 1 and state.gradient_steps % config.target_every == 0:
         optim.track(state.target, state.network, config.tau)
@@ -259,4 +276,4 @@ def _check(config: Config) -> None:
         "n_steps",
         "atoms",
     )
-    errors.between(0, 1, config, "gamma", "epsilon_start", "epsilon_end", "tau")
+    errors.between(0, 1, config, "gamma", "epsilon_start", "epsilon_end", "tau", "priority_correction")

@@ -4,7 +4,7 @@
 
 DQN with six extensions, each of which is one line here:
   Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)      the online network selects, the target evaluates
-  prioritized replay (Schaul et al. 2016, arXiv:1511.05952)   `Prioritized`; the loss is the priority
+  prioritized replay (Schaul et al. 2016, arXiv:1511.05952)   `Prioritized`; the KL is the priority
   dueling networks (Wang et al. 2016, arXiv:1511.06581)       `QNetwork(dueling=True)`
   n-step targets (Sutton 1988)                                `n_steps`
   C51 (Bellemare et al. 2017, arXiv:1707.06887)               `AtomHead`; Φ is its projection
@@ -165,7 +165,7 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     q_taken = network(batch.obs, network.noise(generator)).pick(batch.action)
     loss = q_taken.loss(q_target)  # the KL plus the entropy of the target, a constant
     optim.descend(state.optimizer, (batch.weight * loss).mean().backward, state.config.max_grad_norm)
-    state.replay.update(batch.key, loss + torch.special.xlogy(q_target, q_target).sum(-1))
+    state.replay.update(batch.key, q_taken.error(q_target))
     with torch.no_grad():
         return {"loss": loss.mean().item(), "q": q_taken.mean().mean().item()}
 

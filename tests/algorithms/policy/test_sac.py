@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -184,3 +185,39 @@ def test_soft_targets_lag_behind() -> None:
     expected = before + 0.1 * (state.critics.mlp.flat.detach() - before)
     torch.testing.assert_close(state.target.mlp.flat, expected)
     assert not torch.equal(state.critics.mlp.flat, before)
+
+
+def _batch(rows: int = 32) -> Transitions:
+    drawn = torch.Generator().manual_seed(0)
+    return Transitions(
+        torch.randn(rows, 3, generator=drawn), torch.rand(rows, 1, generator=drawn), torch.randn(rows, generator=drawn),
+        torch.ones(rows), torch.randn(rows, 3, generator=drawn), torch.arange(rows),
+    )  # fmt: skip
+
+
+SMALL = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-1, 1, (1,), np.float32))
+
+
+@sabotaged_by("tests.algorithms.states.restored", forgets("gradient_steps"))
+def test_the_policy_may_be_updated_less_often_than_the_critics() -> None:
+    """Every second gradient step moves policy and temperature, also after a restart; with 1 every one does."""
+    state, moved = sac.build(sac.Config(hidden=(8,), policy_every=2), SMALL), []
+    for _ in range(4):
+        critics, actor, alpha = state.critics.mlp.flat.clone(), state.actor.mlp.flat.clone(), state.log_alpha.clone()
+        metrics = sac.update(state, _batch())
+        assert not torch.equal(critics, state.critics.mlp.flat)
+        moved.append(not torch.equal(actor, state.actor.mlp.flat))
+        assert moved[-1] == ("entropy" in metrics) == (not torch.equal(alpha, state.log_alpha))
+        state = restored(sac, state, SimpleNamespace(spaces=SMALL))
+    assert moved == [False, True, False, True]
+
+
+@sabotaged_by("foresight.nets.critics.SquashedActor.__init__", change("log_std_bounds", lambda b: (-5.0, 2.0)))
+def test_the_log_std_stays_within_its_bounds() -> None:
+    """Far outside, the spread of the actions before the tanh is that of the bound."""
+    state = sac.build(sac.Config(hidden=(), log_std_bounds=(-1.0, 0.5)), SMALL)
+    for bias, bound in ((-9.0, -1.0), (9.0, 0.5)):
+        state.actor.mlp.layers()[0][-1][1][1] = bias  # the bias of the last layer
+        assert state.actor(torch.zeros(1, 3)).base.std.log().item() == pytest.approx(bound)
+    with pytest.raises(UserError, match="log_std_bounds"):
+        sac.build(sac.Config(log_std_bounds=(1.0, 1.0)), SMALL)

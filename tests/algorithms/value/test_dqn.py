@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.algorithms.value import dqn, rainbow
+from foresight.data.priorities import Prioritized
 from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
@@ -240,3 +241,71 @@ def test_the_compiled_gradient_is_that_of_the_q_target() -> None:
     loss.backward()
     torch.testing.assert_close(grad, q.grad)
     torch.testing.assert_close(seen, torch.stack([loss, done.mean()]).detach())
+
+
+PRIORITIZED = {"priority_exponent": 0.6}
+KINDS = pytest.mark.parametrize(
+    "options", [{}, {"double": True}, {"values": "quantiles", "atoms": 5}, {"values": "atoms"}]
+)
+
+
+def _unweighted(original):
+    return lambda state: dataclasses.replace(batch := original(state), weight=torch.ones_like(batch.weight))
+
+
+@sabotaged_by("foresight.algorithms.value.dqn.sample", _unweighted)
+@KINDS
+def test_prioritized_replay_is_uniform_replay_on_average(options) -> None:
+    """With the whole correction, weights times probabilities are equal; equal priorities give plain DQN's batches."""
+    config = dataclasses.replace(DQN, **{**PRIORITIZED, **options}, priority_correction=1.0)
+    state = last(dqn, dataclasses.replace(config, steps=160), choice())
+    assert isinstance(state.replay, Prioritized) and state.replay.tree is not None
+    batch = dqn.sample(state)
+    probability = state.replay.tree[batch.key] / state.replay.tree.total
+    assert probability.unique().numel() > 3  # they were trained on
+    torch.testing.assert_close(
+        (batch.weight * probability / (batch.weight * probability).max()).float(), torch.ones(32)
+    )
+
+
+@sabotaged_by("foresight.data.priorities.Prioritized.update", change("priority", lambda p: p + 1))
+@KINDS
+def test_priorities_are_the_errors_of_the_batch(options) -> None:
+    """|δ| of scalars and of means of quantiles, the KL of atoms; weights multiply the loss of each transition."""
+    config = dataclasses.replace(DQN, **{"priority_exponent": 1.0, **options}, learning_rate=0.0, tau=0.5)
+    state = last(dqn, dataclasses.replace(config, steps=160), choice())
+    assert isinstance(state.replay, Prioritized) and state.replay.tree is not None
+    batch = dqn.sample(state)
+    dqn.update(state, batch)
+    with torch.no_grad():
+        next_q, q = state.target(batch.next_obs), state.network(batch.obs).pick(batch.action)
+        online = state.network(batch.next_obs) if config.double else next_q
+        target = next_q.pick(online.mean().argmax(-1)).backup(batch.reward, batch.discount)
+        if config.values == "atoms":
+            expected = (target * (target.clamp(min=1e-30).log() - q.logits.log_softmax(-1))).sum(-1)
+        else:
+            expected = ((target.mean(-1) if target.dim() > 1 else target) - q.mean()).abs()
+    torch.testing.assert_close(state.replay.tree[batch.key].float(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_weights_of_one_are_no_weights() -> None:
+    """The prioritized objective, of the readable loss, becomes DQN's, of the compiled one."""
+    state = dqn.build(DQN, choice().spaces)
+    torch.nn.init.normal_(state.network.body.flat, std=0.8)
+    batch = Transitions(
+        torch.randn(70, 4), torch.randint(0, 4, (70,)), 2 * torch.randn(70), torch.rand(70), torch.randn(70, 4),
+        torch.arange(70),
+    )  # fmt: skip
+    found = []
+    for weight in (None, torch.ones(70), torch.arange(70) % 2.0):
+        backward, loss, _, error = dqn.objective(state, dataclasses.replace(batch, weight=weight))
+        backward()
+        found.append((loss, state.network.body.flat.grad.clone()))
+        state.network.zero_grad()
+        assert (error is None) == (weight is None)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found[0][1], found[2][1])
+
+
+def test_a_resumed_prioritized_run_is_the_uninterrupted_one() -> None:
+    resumes(dqn, dataclasses.replace(DQN, **PRIORITIZED))
