@@ -30,6 +30,28 @@ def ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
     return (logprob - old_logprob.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
+CORRECTIONS = ("none", "truncated", "masked")
+
+
+def importance_weight(logprob: Tensor, sampled_logprob: Tensor, correction: str, cap: float) -> Tensor:
+    """The weight of each step's loss where another program, precision or policy sampled it: w = π_old(a|s) / μ(a|s).
+
+    Shapes: logprob (of π_old, the learner's before the update) and sampled_logprob (of the sampler μ) `[B, T]`; returns
+    `[B, T]`, without gradient. "truncated": min(w, cap), the truncated importance sampling of Espeholt et al. 2018
+    (arXiv:1802.01561, ρ̄) and of Yao et al. 2025 ("Your efficient RL framework secretly brings you off-policy RL
+    training", cap 2). "masked": w, but 0 outside [1 / cap, cap], as IcePop has it (Ling Team 2025, arXiv:2510.18855,
+    0.5 to 5). "none": 1.
+
+    Becomes 1 when sampler and learner agree, and the exact w when the cap is infinite.
+    """
+    weight = ratio(logprob.detach(), sampled_logprob.to(logprob))
+    if correction == "truncated":
+        return weight.clamp(max=cap)
+    if correction == "masked":
+        return weight.masked_fill((weight > cap) | (weight < 1 / cap), 0)
+    return torch.ones_like(weight)
+
+
 def sequence_ratio(logprob: Tensor, old_logprob: Tensor, mask: Tensor) -> Tensor:
     """The length-normalized ratio of each whole sequence, repeated at all of its steps.
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from foresight import distributed
 from foresight.data.text import TokenBatch, common_prefix
-from foresight.errors import UserError
+from foresight.errors import UserError, unknown
 from foresight.nets.language.model import LanguageModel
 from foresight.ops import schedules
 from foresight.ops.diagnostics import mean
-from foresight.training.options import Tuning
+from foresight.ops.policy import CORRECTIONS
+from foresight.training.options import Correction, Tuning
 
 Sums = dict[str, Tensor]
 
@@ -292,6 +293,16 @@ def check_minibatches(config: Minibatches) -> None:
     """Raises UserError unless a Config's `minibatches` is from 1 to its `prompts`."""
     if not 1 <= config.minibatches <= config.prompts:
         raise UserError(f"minibatches is {config.minibatches}: it must be from 1 to prompts ({config.prompts}).")
+
+
+def check_correction(correction: Correction) -> None:
+    """Raises UserError for an unknown kind of correction, or a cap below 1."""
+    if correction.importance_correction not in CORRECTIONS:
+        raise unknown("importance_correction", correction.importance_correction, CORRECTIONS)
+    if not correction.importance_cap >= 1:
+        raise UserError(
+            f"importance_cap is {correction.importance_cap:g}: the weight of equal policies is 1; give more."
+        )
 
 
 def rows(whole: Tensor, part: Tensor, few: TokenBatch) -> Tensor:

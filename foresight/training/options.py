@@ -38,6 +38,16 @@ class Tuning:
 
 
 @dataclasses.dataclass(frozen=True)
+class Correction:
+    """How a language model's loss is corrected where a server or another precision sampled (`ops.policy`)."""
+
+    importance_correction: str = "none"
+    """Weight of each token, π_old of the learner / π of the sampler: "none" (1), "truncated" or "masked"."""
+    importance_cap: float = 2.0
+    """Upper bound of the weight; "masked" drops tokens whose weight is outside [1 / cap, cap] (IcePop: 0.5 to 5)."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelTraining:
     """How MuZero and its variants train their model: its size, the replay, the optimizer and the order of the work."""
 

@@ -94,7 +94,7 @@ def clipped_objective(state: Clipped, batch: Trajectory, clip: float) -> tuple[B
 
 def q_loss(
     network: QNetwork, batch: Transitions, next_q: Values, next_action: Tensor
-) -> tuple[Backward, Tensor, Tensor, None] | None:
+) -> tuple[Backward, Tensor, Tensor, Tensor | None] | None:
     """The twin of `dqn.q_loss`, for scalar values without dueling streams and without importance weights."""
     if batch.weight is not None or (found := network.vjp(batch.obs)) is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,7 @@ from foresight.errors import UserError
 from foresight.ops import advantage, aggregate
 from foresight.training import microbatch
 from tests.algorithms.language.group_runs import REWARDS, TOKENS, build, count_a, gradient, rollout
-from tests.sabotage import loses_generator, sabotaged_by
+from tests.sabotage import change, loses_generator, sabotaged_by
 
 FAMILY = [grpo, dr_grpo, dapo, rloo, cispo, gspo]
 family = pytest.mark.parametrize("module", FAMILY, ids=lambda module: module.__name__.rsplit(".", 1)[-1])
@@ -149,3 +150,28 @@ def test_minibatches_are_shuffled_and_have_every_group_once():
 def test_more_minibatches_than_prompts_are_refused(module):
     with pytest.raises(UserError, match="minibatches is 5"):
         build(module, minibatches=5)
+
+
+@sabotaged_by("foresight.ops.policy.importance_weight", change("correction", lambda _: "none"))
+@family
+def test_tokens_of_another_sampler_are_weighted(module):
+    """A sampler that gave each token a third, or 2/3, of the learner's probability: 1.5, 2 or 0 times the gradient."""
+    state, batch = rollout(module)
+    plain = gradient(module, copy.deepcopy(state), batch)
+    for kind, gap, factor in (
+        ("truncated", 1.5, 1.5),
+        ("truncated", 3.0, 2.0),
+        ("masked", 1.5, 1.5),
+        ("masked", 3.0, 0),
+    ):
+        corrected = build(module, importance_correction=kind, importance_cap=2.0)
+        shifted = dataclasses.replace(batch, logprob=corrected.policy.logprob(batch)[0].detach() - math.log(gap))
+        for mine, theirs in zip(gradient(module, corrected, shifted), plain, strict=True):
+            torch.testing.assert_close(mine, factor * theirs, atol=2e-6, rtol=1e-3)
+
+
+def test_an_unknown_correction_and_a_cap_below_one_are_refused():
+    with pytest.raises(UserError, match="Did you mean 'masked'"):
+        build(grpo, importance_correction="mask")
+    with pytest.raises(UserError, match=r"importance_cap is 0\.5"):
+        build(rloo, importance_cap=0.5)

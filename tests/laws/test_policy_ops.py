@@ -288,3 +288,20 @@ def test_no_gradient_flows_into_what_is_data() -> None:
     for loss in losses:
         slopes = torch.autograd.grad(loss.sum(), x, allow_unused=True)
         assert slopes[0] is not None and all(slope is None for slope in slopes[1:])
+
+
+def _unbounded(original):
+    return lambda logprob, sampled, correction, cap: original(logprob, sampled, correction, 1e9)
+
+
+@sabotaged_by("foresight.ops.policy.importance_weight", _unbounded, swap("logprob", "sampled_logprob"))
+def test_importance_weights_are_truncated_or_masked():
+    """At w = 1/8, 1, 3/2 and 8 with a cap of 2; without a cap both are w; equal policies have weight 1."""
+    learner, sampler = torch.tensor([[0.125, 1.0, 1.5, 8.0]]).log(), torch.zeros(1, 4)
+    expected = {"none": [1, 1, 1, 1], "truncated": [0.125, 1, 1.5, 2], "masked": [0, 1, 1.5, 0]}
+    for name in policy.CORRECTIONS:
+        found = policy.importance_weight(learner, sampler, name, 2.0)
+        torch.testing.assert_close(found, torch.tensor([expected[name]], dtype=torch.float32))
+        assert torch.equal(policy.importance_weight(learner, learner, name, 2.0), torch.ones(1, 4))
+        if name != "none":
+            torch.testing.assert_close(policy.importance_weight(learner, sampler, name, 1e9), learner.exp())

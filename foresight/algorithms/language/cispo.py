@@ -26,11 +26,11 @@ from foresight.nets.language.model import LanguageModel
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_token
 from foresight.ops.diagnostics import rollout_sums
-from foresight.ops.policy import clipped_weight, ratio
+from foresight.ops.policy import clipped_weight, importance_weight, ratio
 from foresight.planning.generation.rollout import answer, check_group, sample
 from foresight.training import language
-from foresight.training.microbatch import check_minibatches, learn
-from foresight.training.options import Tuning
+from foresight.training.microbatch import check_correction, check_minibatches, learn
+from foresight.training.options import Correction, Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -66,6 +66,8 @@ class Config:
     """Gradient steps per epoch (paper: 16), each on a subset of the groups. π_old is the policy before the first."""
     clip_high: float = 4.0
     """ε: the weight is at most 1 + ε (the paper gives no value; ScaleRL, arXiv:2510.13786, has 1 + ε = 5)."""
+    correction: Correction = Correction()
+    """How tokens of another sampler are weighted (`training.options`)."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -85,6 +87,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     """Load the policy and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
+    check_correction(config.correction)
     return State(config, *language.build(config, device))
 
 
@@ -98,10 +101,14 @@ def loss(
 
     Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
-    config = state.config
+    config, correction = state.config, state.config.correction
     logprob, entropy = state.policy.logprob(batch, config.temperature)
-    rho = ratio(logprob, logprob if old is None else old)
+    before = logprob if old is None else old
+    rho = ratio(logprob, before)
     terms = clipped_weight(logprob, rho, advantage[..., None].expand_as(rho), config.clip_high)
+    terms = terms * importance_weight(
+        before, batch.logprob, correction.importance_correction, correction.importance_cap
+    )
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, 1.0, config.clip_high)
     return (weights * terms).sum(), logprob, sums
 

@@ -32,11 +32,11 @@ from foresight.nets.language.model import LanguageModel
 from foresight.ops.advantage import differs, group_scaled, overlong
 from foresight.ops.aggregate import per_token
 from foresight.ops.diagnostics import rollout_sums
-from foresight.ops.policy import clipped_surrogate, ratio
+from foresight.ops.policy import clipped_surrogate, importance_weight, ratio
 from foresight.planning.generation.rollout import answer, check_group, sample_until
 from foresight.training import language
-from foresight.training.microbatch import check_minibatches, learn
-from foresight.training.options import Tuning
+from foresight.training.microbatch import check_correction, check_minibatches, learn
+from foresight.training.options import Correction, Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -80,6 +80,8 @@ class Config:
     """Tokens before the limit over which the punishment grows (paper: 4096 of 20480)."""
     overlong_penalty: float = 1.0
     """The full punishment, in units of reward (paper: 1). 0: none."""
+    correction: Correction = Correction()
+    """How tokens of another sampler are weighted (`training.options`)."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -99,6 +101,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     """Load the policy and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
+    check_correction(config.correction)
     if config.overlong_penalty > 0 and not 0 < config.overlong_buffer <= config.max_new_tokens:
         raise UserError(
             f"overlong_buffer must be from 1 to max_new_tokens ({config.max_new_tokens}), not {config.overlong_buffer}."
@@ -116,10 +119,14 @@ def loss(
 
     Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
-    config = state.config
+    config, correction = state.config, state.config.correction
     logprob, entropy = state.policy.logprob(batch, config.temperature)
-    rho = ratio(logprob, logprob if old is None else old)
+    before = logprob if old is None else old
+    rho = ratio(logprob, before)
     terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_low, config.clip_high)
+    terms = terms * importance_weight(
+        before, batch.logprob, correction.importance_correction, correction.importance_cap
+    )
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_low, config.clip_high)
     return (weights * terms).sum(), logprob, sums
 

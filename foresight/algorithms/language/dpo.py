@@ -6,7 +6,8 @@
 The other losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036), `hinge`; with `label_smoothing` above
 0, `sigmoid` is cDPO and `robust` is rDPO (arXiv:2403.00409). With `nll_coef` above 0 the negative log-probability of
 the chosen answer is added, so that it cannot become unlikely (RPO, Pang et al. 2024, arXiv:2404.19733). With
-`length_normalized` the log-probabilities are means over tokens, so that longer answers have no advantage.
+`length_normalized` the log-probabilities are means over tokens, so that longer answers have no advantage. With
+`precompute_reference` log π_ref of all answers is computed once, before training, and saved with the State.
 
 Kept: all of it. The prompt is computed once for both answers, and tokenized once with each. Dropout is never active.
 """
@@ -28,7 +29,7 @@ from foresight.ops import preference
 from foresight.planning.generation.rollout import answer
 from foresight.training import language
 from foresight.training.corpus import Corpus, corpus, examples, of_form
-from foresight.training.microbatch import fit
+from foresight.training.microbatch import fit, gather
 from foresight.training.options import Tuning
 
 KIND = "text"
@@ -62,6 +63,8 @@ class Config:
     """α of RPO: weight of the chosen answer's negative log-probability per token (paper: 1)."""
     length_normalized: bool = False
     """Whether log-probabilities are means over tokens instead of sums (as for IPO in TRL, but not in IPO's paper)."""
+    precompute_reference: bool = False
+    """Whether log π_ref of all answers is computed once before training: a third less to compute from epoch 2 on."""
     learning_rate: float = 1e-6
     """AdamW (paper: RMSprop at 1e-6)."""
     max_new_tokens: int = 64
@@ -80,6 +83,7 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     step: int = 0
+    reference_logprob: Tensor | None = None  # log π_ref of all answers of the data `[rows, 2]`, if precomputed
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
@@ -100,21 +104,35 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
 act = answer
 
 
-def log_odds(state: State, batch: TokenBatch, logprob: Tensor | None = None) -> Tensor:
+def log_odds(state: State, batch: TokenBatch, logprob: Tensor | None = None, reference: Tensor | None = None) -> Tensor:
     """log π_θ/π_ref of the chosen and of the rejected answer, `[P, 2]`: the implicit rewards divided by β.
 
-    `logprob` `[P, 2]`: log π_θ of the answers, if it is known already.
+    `logprob` and `reference` `[P, 2]`: log π_θ and log π_ref of the answers, if they are known already.
     """
-    with torch.no_grad():
-        reference = state.reference.logprob(batch)[0].sum(-1)
-    odds = (state.policy.logprob(batch)[0].sum(-1) if logprob is None else logprob) - reference
+    if reference is None:
+        with torch.no_grad():
+            reference = state.reference.logprob(batch)[0].sum(-1)
+    if logprob is None:
+        logprob = state.policy.logprob(batch)[0].sum(-1)
+    odds = logprob - reference.to(logprob.device)
     return odds / batch.length.to(odds.device) if state.config.length_normalized else odds
 
 
-def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
+def precomputed(state: State, rows: Corpus) -> Tensor:
+    """log π_ref of both answers of every row, `[rows, 2]`."""
+    found, tokens = list[Tensor](), state.config.tuning.micro_tokens
+    with state.reference.precision():
+        for batch in rows.batches(state.config.batch_size):
+            found.append(gather(lambda few: state.reference.logprob(few)[0], batch, tokens).sum(-1))
+    return torch.cat(found)
+
+
+def loss(
+    state: State, batch: TokenBatch, pairs: int, reference: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a micro-batch `[P, 2, T]` (chosen first), divided by all `pairs`, and sums for the metrics."""
     config, logprob = state.config, state.policy.logprob(batch)[0].sum(-1)
-    odds = log_odds(state, batch, logprob)
+    odds = log_odds(state, batch, logprob, reference)
     difference = odds[:, 0] - odds[:, 1]
     terms = getattr(preference, config.loss)(difference, config.beta, config.label_smoothing)
     if config.nll_coef:
@@ -128,10 +146,14 @@ def loss(state: State, batch: TokenBatch, pairs: int) -> tuple[Tensor, dict[str,
     }
 
 
-def update(state: State, batch: TokenBatch) -> dict[str, float]:
-    """One gradient step on pairs, `[P, 2, T]` with the chosen first."""
+def update(state: State, batch: TokenBatch, reference: Tensor | None = None) -> dict[str, float]:
+    """One gradient step on pairs, `[P, 2, T]` with the chosen first; `reference` `[P, 2]` is log π_ref, if known."""
     pairs = len(batch.length)
-    return fit(state, state.policy, batch, lambda part, few: loss(state, few, pairs), pairs)
+
+    def part_loss(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(state, few, pairs, None if reference is None else reference[part])
+
+    return fit(state, state.policy, batch, part_loss, pairs)
 
 
 def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]:
@@ -160,7 +182,11 @@ def train(
     """Train on pairs, epoch after epoch; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, "preference", "dpo"))
+    if config.precompute_reference and state.reference_logprob is None:
+        state.reference_logprob = precomputed(state, rows)
     while state.step < config.steps:
-        metrics = update(state, rows.batch(rows.draw(config.batch_size, state.step, config.seed)))
+        drawn = rows.draw(config.batch_size, state.step, config.seed)
+        reference = None if state.reference_logprob is None else state.reference_logprob[drawn]
+        metrics = update(state, rows.batch(drawn), reference)
         state.step += 1
         yield state.step, {**metrics, "left_out": float(rows.left_out)}, state

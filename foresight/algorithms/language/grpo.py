@@ -31,11 +31,11 @@ from foresight.ops import kl
 from foresight.ops.advantage import SCALES, scaled
 from foresight.ops.aggregate import per_sequence
 from foresight.ops.diagnostics import rollout_sums
-from foresight.ops.policy import clipped_surrogate, ratio
+from foresight.ops.policy import clipped_surrogate, importance_weight, ratio
 from foresight.planning.generation.rollout import answer, check_group, sample
 from foresight.training import language
-from foresight.training.microbatch import check_minibatches, learn
-from foresight.training.options import Tuning
+from foresight.training.microbatch import check_correction, check_minibatches, learn
+from foresight.training.options import Correction, Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -81,6 +81,8 @@ class Config:
     """β of the KL penalty (paper: 0.04). Above 0, a frozen copy of the initial policy is kept."""
     kl_estimator: str = "k3"
     """The function of `ops.kl` in the loss: k3 (paper) or k2."""
+    correction: Correction = Correction()
+    """How tokens of another sampler are weighted (`training.options`)."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -101,6 +103,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     """Load the policy, freeze a reference if there is a penalty, and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
+    check_correction(config.correction)
     choices(config)
     policy, optimizer, generator = language.build(config, device)
     reference = language.frozen(policy) if config.kl_coef > 0 else None
@@ -125,10 +128,14 @@ def loss(
 
     Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
-    config = state.config
+    config, correction = state.config, state.config.correction
     logprob, entropy = state.policy.logprob(batch, config.temperature)
-    rho = ratio(logprob, logprob if old is None else old)
+    before = logprob if old is None else old
+    rho = ratio(logprob, before)
     terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_ratio, config.clip_high)
+    terms = terms * importance_weight(
+        before, batch.logprob, correction.importance_correction, correction.importance_cap
+    )
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_ratio, config.clip_high)
     if config.entropy_coef:
         terms = terms - config.entropy_coef * entropy

@@ -27,11 +27,11 @@ from foresight.nets.language.model import LanguageModel
 from foresight.ops.advantage import group_scaled
 from foresight.ops.aggregate import per_sequence
 from foresight.ops.diagnostics import rollout_sums
-from foresight.ops.policy import clipped_surrogate, sequence_ratio
+from foresight.ops.policy import clipped_surrogate, importance_weight, sequence_ratio
 from foresight.planning.generation.rollout import answer, check_group, sample
 from foresight.training import language
-from foresight.training.microbatch import check_minibatches, learn
-from foresight.training.options import Tuning
+from foresight.training.microbatch import check_correction, check_minibatches, learn
+from foresight.training.options import Correction, Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -69,6 +69,8 @@ class Config:
     """ε_low of the clipped sequence ratio (paper: 3e-4)."""
     clip_high: float = 4e-4
     """ε_high of the clipped sequence ratio (paper: 4e-4)."""
+    correction: Correction = Correction()
+    """How tokens of another sampler are weighted (`training.options`)."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -88,6 +90,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     """Load the policy and make the optimizer."""
     check_group(config.group)
     check_minibatches(config)
+    check_correction(config.correction)
     return State(config, *language.build(config, device))
 
 
@@ -101,12 +104,16 @@ def loss(
 
     Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
-    config = state.config
+    config, correction = state.config, state.config.correction
     logprob, entropy = state.policy.logprob(batch, config.temperature)
+    before = logprob if old is None else old
     mask = batch.mask.to(logprob.device)
-    flat = (x.flatten(0, 1) for x in (logprob, logprob if old is None else old, mask))
+    flat = (x.flatten(0, 1) for x in (logprob, before, mask))
     rho = sequence_ratio(*flat).view_as(logprob)  # the same for every token of a completion
     terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_low, config.clip_high)
+    terms = terms * importance_weight(
+        before, batch.logprob, correction.importance_correction, correction.importance_cap
+    )
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, mask, config.clip_low, config.clip_high)
     return (weights * terms).sum(), logprob, sums
 

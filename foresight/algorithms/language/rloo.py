@@ -29,11 +29,11 @@ from foresight.ops import kl
 from foresight.ops.advantage import leave_one_out
 from foresight.ops.aggregate import per_budget
 from foresight.ops.diagnostics import rollout_sums
-from foresight.ops.policy import ratio, reinforce
+from foresight.ops.policy import importance_weight, ratio, reinforce
 from foresight.planning.generation.rollout import answer, check_group, sample
 from foresight.training import language
-from foresight.training.microbatch import gather, learn
-from foresight.training.options import Tuning
+from foresight.training.microbatch import check_correction, gather, learn
+from foresight.training.options import Correction, Tuning
 
 KIND = "text"
 UNIT = "updates"
@@ -64,6 +64,8 @@ class Config:
     """AdamW (paper: 1e-6)."""
     kl_coef: float = 0.0
     """β of the KL in the reward. Above 0, a frozen copy of the initial policy is kept."""
+    correction: Correction = Correction()
+    """How tokens of another sampler are weighted (`training.options`)."""
     tuning: Tuning = Tuning()
     """How the model is tuned (`training.options`)."""
 
@@ -83,6 +85,7 @@ class State:
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, freeze a reference if there is a penalty, and make the optimizer."""
     check_group(config.group)
+    check_correction(config.correction)
     policy, optimizer, generator = language.build(config, device)
     reference = language.frozen(policy) if config.kl_coef > 0 else None
     return State(config, policy, reference, optimizer, generator)
@@ -98,12 +101,13 @@ def loss(
 
     Returns the loss, the log-probabilities `[P, G, T]` and sums over its tokens for the metrics.
     """
-    config = state.config
+    config, correction = state.config, state.config.correction
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     terms = reinforce(logprob, advantage[..., None].expand_as(logprob))
+    weight = importance_weight(logprob, batch.logprob, correction.importance_correction, correction.importance_cap)
     rho = ratio(logprob.detach(), batch.logprob.to(logprob))
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, 0.2)
-    return (weights * terms).sum(), logprob, sums
+    return (weights * weight * terms).sum(), logprob, sums
 
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:

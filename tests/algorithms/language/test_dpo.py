@@ -9,16 +9,19 @@ import pytest
 import torch
 
 from foresight.algorithms.language import dpo
+from foresight.envs.text.task import TextTask
 from foresight.errors import UserError
+from foresight.runtime.checkpoints import checkpoint
 from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, row_logprob, same_gradients
-from tests.sabotage import flip_sign, sabotaged_by, scaled
+from tests.algorithms.states import weights
+from tests.sabotage import flip_sign, returns, sabotaged_by, scaled
 
 
 def nll_of_both(original):
     """The term on the rejected answer as well."""
 
-    def mutant(state, batch, pairs):
-        value, sums = original(state, batch, pairs)
+    def mutant(state, batch, pairs, *rest):
+        value, sums = original(state, batch, pairs, *rest)
         rejected = state.policy.logprob(batch)[0].sum(-1)[:, 1] / batch.length[:, 1]
         return value - state.config.nll_coef * rejected.sum() / pairs, sums
 
@@ -80,3 +83,30 @@ def test_a_beta_of_nothing_is_refused():
 def test_an_unknown_loss_names_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'sigmoid'"):
         build(dpo, loss="sigmoidal")
+
+
+def _refuse(*_):
+    raise AssertionError("log π_ref was computed again")
+
+
+@sabotaged_by("foresight.algorithms.language.dpo.precomputed", returns(lambda x: x.flip(1)))
+def test_log_probabilities_of_the_reference_are_computed_once(tmp_path):
+    """The losses and weights are those without; a resumed run has them from its checkpoint."""
+    task = TextTask("pairs", PAIRS, PAIRS, lambda *_: [])
+    runs = []
+    for precompute in (False, True):
+        state = build(dpo, precompute_reference=precompute, batch_size=4, micro_tokens=20, learning_rate=1e-3, steps=3)
+        runs.append([metrics["loss"] for _, metrics, state in dpo.train(state.config, task, state)])
+    torch.testing.assert_close(runs[0], runs[1], atol=1e-6, rtol=1e-6)
+    assert len(set(runs[0])) == 3
+    assert state.reference_logprob is not None and len(state.reference_logprob) == len(PAIRS)
+
+    state = build(dpo, precompute_reference=True, batch_size=4, micro_tokens=20, learning_rate=1e-3, steps=3)
+    next(dpo.train(state.config, task, state))
+    fresh = dpo.build(state.config)
+    checkpoint.restore(checkpoint.save(tmp_path, state, state.step), fresh)
+    ends = []
+    for resumed in (state, fresh):
+        resumed.reference.logprob = _refuse
+        ends.append([m["loss"] for _, m, _ in dpo.train(state.config, task, resumed)])
+    assert ends[0] == ends[1] and torch.equal(weights(state), weights(fresh))
