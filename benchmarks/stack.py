@@ -2,6 +2,7 @@
 
 python benchmarks/stack.py                    # 200 errands of each row
 python benchmarks/stack.py --episodes 20
+python benchmarks/stack.py --rows learned --keep   # one row anew
 
 The layers are the runs of `foresight reproduce agents` (tdmpc2-Glide-v0, vla-ErrandPoints-v0, sft-smollm2-errands), or
 of --cognition, --semantic and --control. All rows have the same errands, new instructions in new layouts, unless the
@@ -12,14 +13,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE = ROOT / "results" / "stack.json"
+FILE, PAGE = ROOT / "results" / "stack.json", ROOT / "docs" / "stack.md"
+MARK = "<!-- figures -->"  # on the page, before and after what `page` writes
 RUNS = ROOT / "runs" / "reproduce"
 TRAINED = {
     "cognition": "sft-smollm2-errands-0", "semantic": "vla-ErrandPoints-v0-0", "control": "tdmpc2-Glide-v0-0",
@@ -43,11 +47,55 @@ def rows() -> dict[str, dict[str, Any]]:
     return found
 
 
+def page(result: Mapping[str, Any]) -> str:
+    """The page, with the tables of the result between its two marks."""
+    before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
+    return MARK.join([before, "\n" + "\n".join(tables(result)) + "\n", after])
+
+
+def tables(result: Mapping[str, Any]) -> list[str]:
+    """Two tables in Markdown: success by layer, and after failures."""
+
+    def success(name: str) -> str:
+        return f"{result[name]['success']:.0%}" if name in result else "–"
+
+    titles = {"train": "training instructions and layouts", "instructions": "new instructions, training layouts",
+              "layouts": "training instructions, new layouts"}  # fmt: skip
+    lines = [
+        f"Success in {result['episodes']} errands with new instructions in new layouts:",
+        "",
+        f"| layer | the other two learned ({success('learned')} with three learned): it is a script | left out "
+        f"| the other two scripts ({success('script')} with three scripts): left out |",
+        "|---|---|---|---|",
+    ]
+    for kind in TRAINED:
+        cells = (success(f"{kind}_script"), success(f"{kind}_none"), success(f"script_without_{kind}"))
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    lines += ["", "| three learned layers on | success |", "|---|---|"]
+    lines += [f"| {title} | {success(f'learned_{split}')} |" for split, title in titles.items()]
+    lines += ["", f"With injected failures (`--failures {result['failures']:g}`):", ""]
+    lines += ["| layers | success | errands with a failure | of these, success | plans an errand |"]
+    lines += ["|---|---|---|---|---|"]
+    names = {"learned": "learned", "cognition_none": "learned, without cognition", "script": "scripts"}
+    for name, title in names.items():
+        if (row := result.get(f"{name}_failures")) is not None:
+            cells = (f"{row['success']:.0%}", row["with_failures"], f"{row['recovered'] or 0:.0%}", row["plans"])
+            lines.append(f"| {title} | {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def write_page() -> None:
+    """Write the page, if there are figures."""
+    if FILE.is_file():
+        PAGE.write_text(page(json.loads(FILE.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
 def main() -> None:
     """Measure every row, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--rows", nargs="+", choices=rows(), default=list(rows()))
+    parser.add_argument("--keep", action="store_true", help="keep the other rows of the file")
     for kind, name in TRAINED.items():
         parser.add_argument(f"--{kind}", default=str(RUNS / name))
     given = parser.parse_args()
@@ -67,7 +115,8 @@ def main() -> None:
     agent = runs.load(given.control)
     agent.state.config = dataclasses.replace(agent.state.config, **PLAN)  # type: ignore[attr-defined]
     layers["control"]["learned"] = stack.agent_control(agent)
-    found = {}
+    before = json.loads(FILE.read_text(encoding="utf-8")) if given.keep and FILE.is_file() else {}
+    found = {name: before[name] for name in rows() if name in before}
     for name in given.rows:
         options = {"split": "held_out", "failures": 0.0} | rows()[name]
         start = time.monotonic()
@@ -75,16 +124,16 @@ def main() -> None:
         errands = [Errand(SEED + i, options["split"], options["failures"]) for i in range(given.episodes)]
         found[name] = {**stack.summary(stack.run(one, errands)), "seconds": round(time.monotonic() - start, 1)}
         print(name, found[name], flush=True)
-    document = {
-        "what": "Errands by three layers: success on held-out instructions in held-out layouts",
-        "command": shlex.join(["python", "benchmarks/stack.py", *sys.argv[1:]]),
-        "seeds": [0],
-        "episodes": given.episodes,
-        "failures": FAILURES,
-        "plan": PLAN,
-        **found,
-    }
-    bench.record(FILE, document, began)
+        document = {
+            "what": "Errands by three layers: success on held-out instructions in held-out layouts",
+            "command": shlex.join(["python", "benchmarks/stack.py", *sys.argv[1:]]),
+            "seeds": [0],
+            "episodes": given.episodes,
+            "failures": FAILURES,
+            "plan": PLAN,
+            **found,
+        }
+        bench.record(FILE, document, began)  # after every row: a stopped run keeps what it measured
 
 
 if __name__ == "__main__":

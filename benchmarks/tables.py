@@ -228,3 +228,4 @@ if __name__ == "__main__":
     INDEX.write_text(document(), encoding="utf-8")
     (ROOT / "docs" / "invariants.md").write_text(invariants(), encoding="utf-8")
     runpy.run_path(str(ROOT / "benchmarks" / "comparison.py"))["write_page"]()
+    runpy.run_path(str(ROOT / "benchmarks" / "stack.py"))["write_page"]()

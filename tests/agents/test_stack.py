@@ -31,7 +31,7 @@ def succeed(one: Stack, errands: list[Errand]) -> list[Episode]:
 
 
 @sabotaged_by("foresight.envs.control.errands.script._free_beside", lambda f: lambda errand, cell: (1, 1))
-@sabotaged_by("foresight.envs.control.errands.script._through", lambda f: lambda e, door, here, inside: (0.5, 0.5))
+@sabotaged_by("foresight.envs.control.errands.script._behind", lambda f: lambda errand, door, here: (0.5, 0.5))
 def test_scripted_layers_do_every_errand() -> None:
     episodes = succeed(Stack(**SCRIPTS), [Errand(seed, split) for split in SPLITS for seed in range(15)])
     assert any(line["text"].startswith("failed: the") for one in episodes for line in one.log)  # locked doors

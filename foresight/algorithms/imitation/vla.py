@@ -5,7 +5,9 @@
 over recorded steps, where o are images, w is an instruction and a_k are the K tokens of an action: a choice as it is,
 each number of a Box as one of 255 bins. Image tokens and words go through a transformer, and then one token per k,
 which sees the images and the words but no other action token. With head "flow" the action is sampled by flow matching
-instead (Lipman et al. 2022, arXiv:2210.02747), as in π0.
+instead (Lipman et al. 2022, arXiv:2210.02747), as in π0. With head "point" the first two numbers are a point of the
+first picture and one token, for which the cells of the picture are the choices: a pointer (Vinyals et al. 2015,
+arXiv:1506.03134), as RoboPoint (Yuan et al. 2024, arXiv:2406.10721) asks a policy for points.
 
 What is kept: convolutions that the instruction modulates (FiLM), TokenLearner, bins, the mask between action tokens,
 cross-entropy; the ranges of actions are the quantiles 0.01 and 0.99 of the data, as in OpenVLA (arXiv:2406.09246);
@@ -69,7 +71,7 @@ class Config:
     words: int = 12  # the longest instruction
     edges: int = 256  # of the bins of a continuous action; RT-1's
     label_smoothing: float = 0.0  # share of each token's probability that is spread evenly; above 0: a careless policy
-    head: str = "bins"  # "bins", or "flow" for continuous actions
+    head: str = "bins"  # or "flow" for continuous actions, "point" for a point of the picture and then bins
     blind: str | None = None  # "language" or "image": an ablation in which the policy does not see it
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
@@ -92,7 +94,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     errors.at_least(1, config, "batch_size", "dim", "layers", "heads", "channels", "patch", "image_tokens", "words")
     if not 0 <= config.label_smoothing < 1:
         raise UserError(f"label_smoothing is a share from 0 to below 1, not {config.label_smoothing}.")
-    if config.label_smoothing and config.head != "bins":
+    if config.label_smoothing and config.head == "flow":
         raise UserError("label_smoothing is for action tokens: leave it out, or use --head bins.")
     shape = Shape(**{part.name: getattr(config, part.name) for part in fields(Shape)})
     with torch.random.fork_rng(devices=[]):

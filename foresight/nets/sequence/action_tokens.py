@@ -1,4 +1,4 @@
-"""Actions as tokens: choices as they are, and each number of a Box as one of 255 bins (RT-1, arXiv:2212.06817)."""
+"""Actions as tokens: choices, bins of numbers (RT-1, arXiv:2212.06817), and points of a picture as cells of a grid."""
 
 from __future__ import annotations
 
@@ -20,21 +20,28 @@ class ActionTokens(nn.Module):
     A Box has one dim, or two: a chunk `[C, A]` of C actions of A numbers each, whose K = C A tokens are in this order.
     The range of each number is that of the space, until `fit` takes the quantiles 0.01 and 0.99 of the data (OpenVLA,
     arXiv:2406.09246, §3.2); numbers outside are in the outer bins. `allowed` `[K, V]` is true for the tokens that a
-    place may have. Raises UserError for other spaces.
+    place may have. With a `grid` of (rows, columns), the first two numbers of a Box are a point, x and y (down) from 0
+    to 1, and one token, the first: its cell, row by row. Raises UserError for other spaces.
     """
 
     low: Tensor
     high: Tensor
     allowed: Tensor
 
-    def __init__(self, space: gs.Space[Any], edges: int = 256) -> None:
+    def __init__(self, space: gs.Space[Any], edges: int = 256, grid: tuple[int, int] | None = None) -> None:
         super().__init__()
+        if grid is not None and not _points(space):
+            raise UserError(
+                f"Head 'point' is for actions whose first two numbers are x and y from 0 to 1, not {space}. "
+                "Use --head bins."
+            )
         if isinstance(space, gs.Discrete):
             sizes = [int(space.n)]
         elif isinstance(space, gs.MultiDiscrete):
             sizes = space.nvec.tolist()
         elif isinstance(space, gs.Box) and len(space.shape) in (1, 2) and np.isfinite([space.low, space.high]).all():
             sizes = [edges - 1] * int(np.prod(space.shape))
+            sizes = sizes if grid is None else [grid[0] * grid[1], *sizes[2:]]
             self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32).flatten())
             self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32).flatten())
         else:
@@ -42,7 +49,7 @@ class ActionTokens(nn.Module):
                 f"Actions must be Discrete, MultiDiscrete or a bounded Box of one or two dims, not {space}."
             )
         self.chunked = space.shape if isinstance(space, gs.Box) and len(space.shape) == 2 else None
-        self.continuous, self.single = isinstance(space, gs.Box), isinstance(space, gs.Discrete)
+        self.continuous, self.single, self.grid = isinstance(space, gs.Box), isinstance(space, gs.Discrete), grid
         self.edges, self.count, self.vocabulary = edges, len(sizes), max(sizes)
         allowed = torch.arange(self.vocabulary) < torch.tensor(sizes)[:, None]
         self.register_buffer("allowed", allowed, persistent=False)
@@ -59,14 +66,30 @@ class ActionTokens(nn.Module):
     def encode(self, action: Tensor) -> Tensor:
         """Tokens, int64 `[..., K]`."""
         if self.continuous:
-            return transforms.to_bins(self.flat(action), self.low, self.high, self.edges)
+            bins = transforms.to_bins(self.flat(action), self.low, self.high, self.edges)
+            return bins if self.grid is None else torch.cat([self._cell(action[..., :2]), bins[..., 2:]], -1)
         return action.long().unsqueeze(-1) if self.single else action.long()
 
     def decode(self, tokens: Tensor) -> Tensor:
         """The action for tokens `[..., K]`."""
+        if self.continuous and self.grid is not None:
+            numbers = transforms.from_bins(tokens[..., 1:], self.low[2:], self.high[2:], self.edges)
+            return torch.cat([self._center(tokens[..., :1]), numbers], -1)
         if self.continuous:
             return self.shaped(transforms.from_bins(tokens, self.low, self.high, self.edges))
         return tokens.squeeze(-1) if self.single else tokens
+
+    def _cell(self, point: Tensor) -> Tensor:
+        """The number `[..., 1]` of the cell of a point `[..., 2]`."""
+        rows, columns = self.grid or (1, 1)
+        x, y = point.unbind(-1)
+        row, column = (y * rows).long().clamp(0, rows - 1), (x * columns).long().clamp(0, columns - 1)
+        return (row * columns + column).unsqueeze(-1)
+
+    def _center(self, cell: Tensor) -> Tensor:
+        """The middle `[..., 2]` of a cell `[..., 1]`."""
+        rows, columns = self.grid or (1, 1)
+        return torch.cat([(cell % columns + 0.5) / columns, (cell // columns + 0.5) / rows], -1)
 
     def flat(self, action: Tensor) -> Tensor:
         """The numbers `[..., K]` of actions of a Box."""
@@ -75,6 +98,12 @@ class ActionTokens(nn.Module):
     def shaped(self, x: Tensor) -> Tensor:
         """Actions of a Box of their numbers `[..., K]`."""
         return x if self.chunked is None else x.unflatten(-1, self.chunked)
+
+
+def _points(space: gs.Space[Any]) -> bool:
+    """Whether actions are numbers of which the first two are from 0 to 1."""
+    box = isinstance(space, gs.Box) and len(space.shape) == 1 and space.shape[0] >= 2
+    return box and (space.low[:2] == 0).all() and (space.high[:2] == 1).all()  # type: ignore[attr-defined]
 
 
 class Tokens:

@@ -3,6 +3,10 @@
 Source: RT-1, Brohan et al. 2022 (arXiv:2212.06817): convolutions that the instruction modulates (FiLM, Perez et al.
 2017, arXiv:1709.07871), TokenLearner (Ryoo et al. 2021, arXiv:2106.11297), and a transformer in which no action token
 attends to an action token. Missing cameras are masked as in Octo (arXiv:2405.12213).
+
+With head "point" an action begins with a point of the first picture. Its token attends once more, to all cells of the
+picture, and the attention itself is the distribution over cells, as in pointer networks (Vinyals et al. 2015,
+arXiv:1506.03134). The other tokens are told what is seen there.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +34,7 @@ from foresight.nets.sequence.transformer import Block, TransformerConfig
 from foresight.nets.sequence.vit import NO_CACHE
 
 MISSION, CAMERA_MASK = "mission", "camera_mask"  # keys of a dict observation
-HEADS = ("bins", "flow")
+HEADS = ("bins", "flow", "point")
 BLIND = ("language", "image")
 PRIME, BASE = 1021, 263  # of the hash of a word, a polynomial of its bytes
 FILES = ("policy.json", "policy.safetensors")
@@ -51,6 +55,14 @@ class Shape:
     edges: int  # of the bins of a continuous action
     head: str  # one of HEADS
     blind: str | None = None  # one of BLIND: its tokens are masked
+
+
+class Features(NamedTuple):
+    """What the network computes: before the first action token, at the K action tokens, and of the first picture."""
+
+    hidden: Tensor  # [..., dim]
+    actions: Tensor  # [..., K, dim]
+    cells: Tensor | None  # [..., cells, channels]
 
 
 class Words(nn.Module):
@@ -106,7 +118,10 @@ class Words(nn.Module):
 
 
 class Eye(nn.Module):
-    """Images `[N, C, H, W]` to `tokens` vectors `[N, tokens, dim]`, with the instruction's vector `[N, dim]`."""
+    """Images `[N, C, H, W]` to `tokens` vectors `[N, tokens, dim]`, with the instruction's vector `[N, dim]`.
+
+    The vectors are weighted means over the cells, which are returned too, row by row: `[N, cells, channels]`.
+    """
 
     def __init__(self, shape: tuple[int, int, int], config: Shape) -> None:
         super().__init__()
@@ -124,15 +139,32 @@ class Eye(nn.Module):
         self.maps = nn.Conv2d(channels, config.image_tokens, 1)
         self.out = nn.Linear(channels, config.dim)
 
-    def forward(self, image: Tensor, words: Tensor) -> Tensor:
-        """`[N, tokens, dim]`."""
+    def forward(self, image: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors and the cells."""
         x = torch.relu(self.patches(image) + self.position)
         for filters, film in zip(self.convs, self.films, strict=True):
             scale, shift = film(words)[..., None, None].chunk(2, 1)
             x = x + torch.relu((1 + scale) * filters(x) + shift)
-        weights = self.maps(x).flatten(2).softmax(-1)  # [N, tokens, cells]: TokenLearner
-        y: Tensor = self.out(weights @ x.flatten(2).transpose(1, 2))
-        return y
+        weights, cells = self.maps(x).flatten(2).softmax(-1), x.flatten(2).transpose(1, 2)  # TokenLearner
+        return self.out(weights @ cells), cells
+
+
+class Pointer(nn.Module):
+    """A query `[..., dim]` and `count` cells `[..., cells, channels]` to a logit of each cell, and what is seen there.
+
+    What is seen is the mean of the cells, weighted by their probabilities, as `[..., dim]`.
+    """
+
+    def __init__(self, count: int, channels: int, dim: int) -> None:
+        super().__init__()
+        self.query, self.key, self.read = nn.Linear(dim, dim), nn.Linear(channels, dim), nn.Linear(channels, dim)
+        self.position = nn.Parameter(0.02 * torch.randn(count, dim))
+
+    def forward(self, query: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits `[..., cells]` and what is seen `[..., dim]`."""
+        keys = self.key(cells) + self.position
+        logits = (keys @ self.query(query).unsqueeze(-1)).squeeze(-1) * (4 / keys.shape[-1] ** 0.5)
+        return logits, self.read((logits.softmax(-1).unsqueeze(-2) @ cells).squeeze(-2))
 
 
 class VLA(nn.Module):
@@ -156,7 +188,13 @@ class VLA(nn.Module):
                 "BabyAI has them with --env-options camera=6."
             )
         self.obs_space, self.action_space, self.config = obs, action, config
-        self.actions = ActionTokens(action, config.edges)
+        if config.head == "point" and not self.cameras:
+            raise UserError(f"head 'point' needs an image in the observations, not {obs}. Use --head bins.")
+        grid = None
+        if config.head == "point":
+            _, height, width = _planes(spaces[self.cameras[0]])
+            grid = height // config.patch, width // config.patch
+        self.actions = ActionTokens(action, config.edges, grid)
         if config.head == "flow" and not self.actions.continuous:
             raise UserError(f"head 'flow' is for actions of a Box, not {action}. Use --head bins.")
         self.words = Words(config.words, config.dim)
@@ -164,7 +202,7 @@ class VLA(nn.Module):
         self.camera = nn.Parameter(0.02 * torch.randn(len(self.cameras), 1, config.dim))
         self.state = nn.ModuleDict({name: nn.Linear(spaces[name].shape[0], config.dim) for name in self.vectors})  # type: ignore[index]
         self.scales = nn.ModuleDict({name: MeanStd(spaces[name].shape[0]) for name in self.vectors})  # type: ignore[index]
-        places = self.actions.count if config.head == "bins" else 0
+        places = 0 if config.head == "flow" else self.actions.count
         self.begin = nn.Parameter(0.02 * torch.randn(1, config.dim))  # the token before the first action token
         self.places = nn.Parameter(0.02 * torch.randn(places, config.dim))
         block = TransformerConfig(
@@ -174,6 +212,7 @@ class VLA(nn.Module):
         self.norm = nn.LayerNorm(config.dim)
         self.logits = nn.Linear(config.dim, self.actions.vocabulary)
         self.field = FlowField(self.actions.count, config.dim) if config.head == "flow" else None
+        self.pointer = None if grid is None else Pointer(grid[0] * grid[1], config.channels, config.dim)
         for name, weight in self.blocks.named_parameters():
             if weight.ndim == 2:
                 nn.init.normal_(weight, std=0.02)
@@ -187,17 +226,18 @@ class VLA(nn.Module):
             self.scales[name].fit(obs[name])  # type: ignore[operator]
         self.actions.fit(action)
 
-    def features(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Before the first action token `[..., dim]`, and at the action tokens `[..., K, dim]`."""
+    def features(self, obs: Tree) -> Features:
+        """What the actions depend on."""
         lead = obs[MISSION].shape[:-1]
-        x, seen = self._prefix(obs)
+        x, seen, cells = self._prefix(obs)
         places = len(self.places)
         x = torch.cat([x, self.places.expand(len(x), -1, -1)], 1)
         allowed = attention_mask(seen, places)
         for block in self.blocks[:-1]:
             x, *_ = block(x, None, allowed, NO_CACHE, 0)
         x = self.norm(self._last(x, allowed, 1 + places))
-        return x[:, -1 - places].unflatten(0, lead), x[:, x.shape[1] - places :].unflatten(0, lead)
+        cells = cells.unflatten(0, lead) if cells is not None else None
+        return Features(x[:, -1 - places].unflatten(0, lead), x[:, x.shape[1] - places :].unflatten(0, lead), cells)
 
     def _last(self, x: Tensor, allowed: Tensor, count: int) -> Tensor:
         """The last block at the last `count` tokens `[N, count, dim]`: no other one is read after it."""
@@ -207,18 +247,24 @@ class VLA(nn.Module):
         y, *_ = self.blocks[-1](x, None, allowed[:, :, -count:], NO_CACHE, 0, pick=lambda tokens: tokens[:, -count:])
         return y
 
-    def output(self, hidden: Tensor, actions: Tensor) -> Tokens | Flow:
-        """The distribution over actions, from `features`."""
+    def output(self, features: Features) -> Tokens | Flow:
+        """The distribution over actions."""
+        hidden, actions, cells = features
         if self.field is not None:
             return Flow(self.field, hidden, self.actions)
-        return Tokens(self.logits(actions), self.actions)
+        if self.pointer is None or cells is None:
+            return Tokens(self.logits(actions), self.actions)
+        point, there = self.pointer(actions[..., 0, :], cells)
+        others = self.logits(F.gelu(actions[..., 1:, :] + there.unsqueeze(-2)))
+        point = F.pad(point, (0, others.shape[-1] - point.shape[-1]))
+        return Tokens(torch.cat([point.unsqueeze(-2), others], -2), self.actions)
 
     def forward(self, obs: Tree) -> Tokens | Flow:
         """The distribution over actions."""
-        return self.output(*self.features(obs))
+        return self.output(self.features(obs))
 
-    def _prefix(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """The tokens before the actions `[N, P, dim]`, and which of them are seen `[N, P]`."""
+    def _prefix(self, obs: Tree) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The tokens before the actions `[N, P, dim]`, which are seen `[N, P]`, and the first picture's cells."""
         for name in (*self.cameras, *self.vectors):
             if name not in obs:
                 raise UserError(
@@ -231,20 +277,23 @@ class VLA(nn.Module):
         vectors = vectors * spoken.unsqueeze(-1)
         mean = vectors.sum(1) / spoken.sum(1, keepdim=True).clamp(min=1)
         present = obs.get(CAMERA_MASK)
-        tokens, seen = [], []
+        tokens, seen, pictures = [], [], []
         for i, name in enumerate(self.cameras):
             order = conv.order(self.obs_space[name].shape)  # type: ignore[index]
             image = obs[name].flatten(0, -4).permute(0, *(1 + j for j in order)).float() / 255  # type: ignore[union-attr]
             there = spoken.new_ones(len(image)) if present is None else present[..., i].flatten() > 0
-            tokens.append(self.eyes[name](image, mean) + self.camera[i])
-            seen.append((there & (blind != "image"))[:, None].expand(-1, self.config.image_tokens))
+            visible = (there & (blind != "image"))[:, None]
+            vectors_of, cells = self.eyes[name](image, mean)
+            tokens.append(vectors_of + self.camera[i])
+            seen.append(visible.expand(-1, self.config.image_tokens))
+            pictures.append(cells * visible.unsqueeze(-1))
         for name in self.vectors:
             values = self.scales[name].encode(obs[name].flatten(0, -2)).clamp(-10, 10)  # type: ignore[operator]
             tokens.append(self.state[name](values).unsqueeze(1))
             seen.append(spoken.new_ones(len(spoken), 1))
         tokens += [vectors, self.begin.expand(len(vectors), -1, -1)]
         seen += [spoken, spoken.new_ones(len(spoken), 1)]
-        return torch.cat(tokens, 1), torch.cat(seen, 1)
+        return torch.cat(tokens, 1), torch.cat(seen, 1), pictures[0] if pictures else None
 
 
 def attention_mask(seen: Tensor, places: int) -> Tensor:
@@ -268,7 +317,7 @@ class VLAActorCritic(nn.Module):
     def __init__(self, vla: VLA) -> None:
         """Raises UserError for a head without log-probabilities."""
         super().__init__()
-        if vla.config.head != "bins":
+        if vla.config.head == "flow":
             raise UserError("PPO needs log-probabilities of actions, which head 'flow' does not have: use --head bins.")
         self.vla, self.policy_head = vla, vla.logits
         dim = vla.config.dim
@@ -286,10 +335,10 @@ class VLAActorCritic(nn.Module):
 
     def forward(self, obs: Tree) -> tuple[Tokens, Scalar]:
         """Policy and value in one pass."""
-        hidden, actions = self.vla.features(obs)
-        output = self.vla.output(hidden, actions)
+        features = self.vla.features(obs)
+        output = self.vla.output(features)
         assert isinstance(output, Tokens)
-        return output, Scalar(self.value_head(hidden).squeeze(-1))
+        return output, Scalar(self.value_head(features.hidden).squeeze(-1))
 
     def initial(self, batch: int) -> None:
         """The initial carry: None, as there is no memory."""

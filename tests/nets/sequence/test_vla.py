@@ -22,6 +22,7 @@ SIZES: dict[str, Any] = {
 CAMERA, TEXT = gs.Box(0, 255, (32, 32, 3), np.uint8), gs.Box(0, 255, (24,), np.uint8)
 OBS = gs.Dict({"front": CAMERA, "wrist": CAMERA, vla.MISSION: TEXT})
 ARM = gs.Box(-1, 1, (3,), np.float32)
+PLACE = gs.Box(np.array([0, 0, -1], np.float32), np.ones(3, np.float32))  # a point and a gripper
 
 
 def text(*missions: str) -> torch.Tensor:
@@ -53,10 +54,10 @@ def _everything(original):
 @sabotaged_by("foresight.nets.sequence.vla.attention_mask", _everything)
 def test_no_action_token_attends_to_an_action_token() -> None:
     net = network()
-    before, at = net.features(seen())
+    before, at, _ = net.features(seen())
     with torch.no_grad():
         net.places[1] += torch.arange(16.0)
-    before_after, at_after = net.features(seen())
+    before_after, at_after, _ = net.features(seen())
     torch.testing.assert_close(before_after, before)  # what comes before them does not see them either
     torch.testing.assert_close(at_after[:, [0, 2]], at[:, [0, 2]])
     assert (at_after[:, 1] - at[:, 1]).abs().max() > 1e-3
@@ -185,6 +186,8 @@ def test_mistakes_are_named(tmp_path) -> None:
         ({"action": gs.Discrete(3), "head": "flow"}, "head 'flow' is for actions of a Box"),
         ({"head": "bin"}, "Did you mean 'bins'"),
         ({"blind": "speech"}, "Unknown blind 'speech'"),
+        ({"action": ARM, "head": "point"}, "whose first two numbers are x and y from 0 to 1"),
+        ({"obs": gs.Dict({"arm": ARM, vla.MISSION: TEXT}), "head": "point"}, "head 'point' needs an image"),
         ({"patch": 99}, "patch must be at most 32"),
         ({"action": gs.Box(-np.inf, np.inf, (1,))}, "a bounded Box"),
     ):
@@ -209,6 +212,56 @@ def test_acting_and_training_have_the_same_log_probabilities() -> None:
         vla.require_one_path(net, seen())
     except UserError as error:
         raise AssertionError(error) from error
+
+
+def _down_first(original):
+    """y before x."""
+    return lambda self, cell: original(self, cell).flip(-1)
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.ActionTokens._center", _down_first)
+def test_a_point_is_a_cell_of_the_picture_row_by_row() -> None:
+    code = ActionTokens(PLACE, 4, (2, 5))
+    assert code.count == 2 and code.allowed.sum(1).tolist() == [10, 3]
+    action = torch.tensor([[0.3, 0.9, 1.0], [1.0, 0.0, -0.4], [0.0, 1.0, 0.1]])
+    assert code.encode(action).tolist() == [[6, 2], [4, 0], [5, 1]]
+    found = code.decode(code.encode(action))
+    torch.testing.assert_close(found[:, :2], torch.tensor([[0.3, 0.75], [0.9, 0.25], [0.1, 0.75]]))
+    assert found[:, 2].round().tolist() == [1, -1, 0]
+
+
+@sabotaged_by("foresight.nets.sequence.vla.Pointer.forward", lambda f: lambda self, q, cells: f(self, q, 0 * cells))
+def test_a_pointer_chooses_among_cells_and_tells_what_is_seen_there() -> None:
+    pointer, generator = vla.Pointer(6, 8, 16), torch.Generator().manual_seed(0)
+    cells, query = torch.randn(3, 6, 8, generator=generator), torch.randn(3, 16, generator=generator)
+    order = torch.randperm(6, generator=generator)
+    torch.nn.init.zeros_(pointer.position)
+    logits, there = pointer(query, cells)
+    moved, same = pointer(query, cells[:, order])
+    torch.testing.assert_close(moved, logits[:, order])  # the choice is a cell, wherever it is
+    torch.testing.assert_close(same, there)
+    assert (logits[:, order] - logits).abs().max() > 1e-2
+    torch.nn.init.constant_(pointer.position[2], 99.0)
+    with torch.no_grad():
+        pointer.query.weight.zero_()
+        pointer.query.bias.fill_(1.0)
+    logits, there = pointer(query, cells)
+    assert (logits.argmax(-1) == 2).all()
+    torch.testing.assert_close(there, pointer.read(cells[:, 2]))
+
+
+def test_a_policy_points_at_the_picture_that_it_sees() -> None:
+    spaces = {"front": CAMERA, vla.MISSION: TEXT}
+    net = network(gs.Dict(spaces), PLACE, head="point", edges=4)
+    obs = {name: seen()[name] for name in spaces}
+    output = net(obs)
+    assert output.tokens.logits.shape == (2, 2, 16) and output.sample(torch.Generator().manual_seed(0)).shape == (2, 3)
+    other = net({**obs, "front": obs["front"].flip(1)})
+    assert (other.mean()[:, 0] - output.mean()[:, 0]).abs().max() > 1e-3
+    hidden = {**obs, vla.CAMERA_MASK: torch.zeros(2, 1)}
+    again = net({**hidden, "front": obs["front"].flip(1)})
+    torch.testing.assert_close(again.mean(), net(hidden).mean())  # a missing camera: nothing of its pixels
+    vla.require_one_path(vla.VLAActorCritic(net), obs)
 
 
 def _rows(original):

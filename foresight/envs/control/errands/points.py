@@ -85,17 +85,19 @@ def scene(seed: int, split: str) -> tuple[Errand, str]:
     elif draw.random() < 0.5:  # one lies where it was put down
         draw.choice(errand.things).cell = draw.choice([c for c in rules.free_cells() if c not in errand.taken()])
     errand.opened = draw.random() < 0.5
-    errand.place = _anywhere(errand, draw)
     errand.velocity = [draw.uniform(-rules.SPEED, rules.SPEED) for _ in range(2)]
-    lying = [thing.name for thing in errand.things if thing.cell is not None]
+    lying = [thing for thing in errand.things if thing.cell is not None]
     one, other = draw.sample(lying, 2)
-    if errand.hand is not None and draw.random() < 0.5:
-        one = errand.hand.name
-    texts = {"drop it": 1, f"pick up the {draw.choice(lying)}": 7, f"bring the {one} to the {other}": 4}
+    carried = errand.hand if errand.hand is not None and draw.random() < 0.5 else one
+    texts = {"drop it": 1, f"pick up the {other.name}": 9, f"bring the {carried.name} to the {other.name}": 1}
     if errand.hand is not None:
-        texts[f"bring it to the {other}"] = 10
+        texts[f"bring it to the {other.name}"] = 10
     if errand.lock is not None:
         texts[f"open the {errand.color} door"] = 3
+    errand.place = _anywhere(errand, draw)
+    doorway = any(abs(x - 0.5) < rules.MARGIN for x in errand.place)
+    if other.cell is not None and not doorway and draw.random() < 0.4:  # in the room of the object: few places are
+        errand.place = [x % 0.5 + 0.5 * (cell >= CELLS // 2) for x, cell in zip(errand.place, other.cell, strict=True)]
     return errand, draw.choices(list(texts), list(texts.values()))[0]
 
 

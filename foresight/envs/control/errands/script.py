@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from foresight.envs.control.errands import rules
-from foresight.envs.control.errands.rules import CELLS, MARGIN, OPENING, THRUST, Errand, center, distance, room_of
+from foresight.envs.control.errands.rules import CELLS, THRUST, Errand, center, distance, room_of
 
 KEEP, CLOSE, OPEN = 0.0, 1.0, -1.0  # of the gripper
 SUBGOAL = re.compile(
@@ -91,48 +91,31 @@ def _free_beside(errand: Errand, cell: tuple[int, int]) -> tuple[int, int]:
 
 
 def _way(errand: Errand, room: int) -> tuple[float, float] | None:
-    """The next point on the way to a room; None in it."""
+    """The next point on the way to a room: behind a door; None in the room.
+
+    On the way there walls stop the disc along one axis, and it slides along them until it is at the door.
+    """
     here = room_of(errand.place)
-    inside = _doorway(errand)
     if here == room:
-        return None if inside is None else _beside(errand, inside, here)
+        return None
     forward = (errand.wall - here) % 4 >= (room - here) % 4  # clockwise, unless the wall without a door is there
-    door = here if forward else (here - 1) % 4
-    return _through(errand, door, here, inside)
-
-
-def _through(errand: Errand, door: int, here: int, inside: int | None) -> tuple[float, float]:
-    """The next point on the way through a door of the room `here`."""
-    if inside is not None and inside != door:
-        return _beside(errand, inside, here)
-    across = errand.place[1 if door in (0, 2) else 0]
-    straight = abs(across - errand.middle(door)) < OPENING / 2
-    other = (door + 1) % 4 if here == door else door
-    return _beside(errand, door, other if straight or inside == door else here)
+    return _behind(errand, here if forward else (here - 1) % 4, here)
 
 
 def _to_door(errand: Errand, door: int) -> tuple[float, float]:
     """The next point on the way to touch a door."""
     here = room_of(errand.place)
     if here in (door, (door + 1) % 4):
-        return _through(errand, door, here, _doorway(errand))
+        return _behind(errand, door, here)
     forward = (errand.wall - here) % 4 >= (door - here) % 4
     way = _way(errand, door if forward else (door + 1) % 4)
     assert way is not None
     return way
 
 
-def _doorway(errand: Errand) -> int | None:
-    """The door in which the disc is."""
-    for axis in (0, 1):
-        if abs(errand.place[axis] - 0.5) < MARGIN - 1e-6:
-            return rules.door_in(axis, errand.place[1 - axis])
-    return None
-
-
-def _beside(errand: Errand, door: int, room: int) -> tuple[float, float]:
-    """The middle of the cell of `room` that touches a door."""
-    row = errand.rows[door]
+def _behind(errand: Errand, door: int, here: int) -> tuple[float, float]:
+    """The middle of the cell that touches a door of the room `here` from the other side."""
+    row, room = errand.rows[door], (door + 1) % 4 if here == door else door
     if door in (0, 2):
         return center((CELLS // 2 - (1 if room in (0, 3) else 0), row))
     return center((row, CELLS // 2 - (1 if room in (0, 1) else 0)))
