@@ -6,7 +6,7 @@ attends to an action token. Missing cameras are masked as in Octo (arXiv:2405.12
 
 With head "point" an action begins with a point of the first picture. Its token attends once more, to all cells of the
 picture, and the attention itself is the distribution over cells, as in pointer networks (Vinyals et al. 2015,
-arXiv:1506.03134). The other tokens are told what is seen there.
+arXiv:1506.03134). The other tokens are given what is seen there.
 """
 
 from __future__ import annotations
