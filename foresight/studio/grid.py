@@ -18,7 +18,9 @@ from torch import Tensor
 from foresight.envs.tabular import grid
 from foresight.envs.tabular.mdp import MDP
 from foresight.errors import UserError, unknown
+from foresight.ops import targets
 from foresight.planning.dynamic import bellman
+from foresight.training import tabular
 
 PLANNING = ("value_iteration", "policy_iteration", "truncated_policy_iteration")
 SAMPLED = ("q_learning", "sarsa", "expected_sarsa", "mc_epsilon_greedy")
@@ -26,6 +28,7 @@ METHODS = (*PLANNING, *SAMPLED)
 LARGEST = 16  # cells along a side
 MOST_STEPS = 20_000
 EPISODE = 1_000  # steps after which an episode of TD control is truncated
+SHOWN_UPDATES = 6  # of a cell in an episode
 LAYOUT = grid.GRIDS["GridWorld8x8"]
 
 
@@ -96,7 +99,9 @@ def solve(request: Request) -> dict[str, Any]:
       the learned table;
     - `policy` `[cell]`: the greedy actions, all of equal ones;
     - `model` `[cell][action]`: the outcomes [probability, next cell, reward, continuation];
-    - `path`: cells of the last sampled episode; `metrics`; `done`; `step`: as reached; `unit`; `actions`.
+    - `path`: cells of the last sampled episode; `metrics`; `done`; `step`: as reached; `unit`; `actions`;
+    - `updates` `[cell]`: what the last episode of a sampled method changed there, see `_last_episode`: the last
+      `SHOWN_UPDATES`, each with its `turn` among those of the cell.
     """
     mdp = mdp_of(request)
     module = importlib.import_module(f"foresight.algorithms.tabular.{request.method}")
@@ -121,6 +126,7 @@ def solve(request: Request) -> dict[str, Any]:
 
 
 Found = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
+Update = dict[str, Any]
 
 
 def _plan(request: Request, mdp: MDP, module: Any) -> Found:
@@ -150,7 +156,7 @@ def _plan(request: Request, mdp: MDP, module: Any) -> Found:
     q = bellman.action_values(mdp, request.gamma, last)
     greedy = bellman.optimal_actions(mdp, request.gamma, values)
     extra = {
-        "step": reached, "done": ended, "sweep": kind, "metrics": _finite(metrics), "path": [],
+        "step": reached, "done": ended, "sweep": kind, "metrics": _finite(metrics), "path": [], "updates": [],
         "followed": _cells(mdp, policy.tolist() if reached else [None] * mdp.states),
     }  # fmt: skip
     return values, last, q, greedy, extra
@@ -161,6 +167,7 @@ def _learn(request: Request, mdp: MDP, module: Any) -> Found:
         "gamma": request.gamma, "alpha": request.alpha, "epsilon": request.epsilon, "seed": request.seed,
     }  # fmt: skip
     path: list[int] = []
+    updates: list[Update] = []
     metrics: dict[str, float] = {}
     if request.method == "mc_epsilon_greedy":
         config = module.Config(
@@ -168,10 +175,11 @@ def _learn(request: Request, mdp: MDP, module: Any) -> Found:
         )
         state = module.build(config, mdp.spaces)
         before = state.values.clone()
-        for step, found, now in itertools.islice(module.train(config, mdp, state), request.step):
-            state, metrics = now, found
-            if step == request.step - 1:
-                before = state.values.clone()
+        for _ in itertools.islice(module.train(config, mdp, state), max(request.step - 1, 0)):
+            pass
+        before = state.values.clone()
+        if request.step:
+            metrics, path, updates = _last_returns(module, mdp, state)
     else:
         config = module.Config(**options, steps=2**62, yield_every=0)
         state = module.build(config, mdp.spaces)
@@ -179,30 +187,73 @@ def _learn(request: Request, mdp: MDP, module: Any) -> Found:
         for _, _, now in itertools.islice(module.train(config, mdp, state), max(request.step - 1, 0)):
             state, before = now, now.values.clone()
         if request.step:
-            state, metrics, path = _last_episode(module, mdp, state)
+            state, metrics, path, updates = _last_episode(module, mdp, state)
     absorbing = mdp.absorbing()
     greedy = state.q >= state.q.amax(1, keepdim=True) - 1e-12
     greedy[absorbing] = False
-    cells = None if mdp.layout is None else mdp.layout.position
+    assert mdp.layout is not None
+    cells = mdp.layout.position.tolist()
     extra = {
         "step": request.step, "done": False, "sweep": "episode", "metrics": _finite(metrics),
-        "path": [] if cells is None else [int(cells[s]) for s in path], "followed": _cells(mdp, [None] * mdp.states),
+        "path": [cells[s] for s in path], "followed": _cells(mdp, [None] * mdp.states),
+        "updates": _cells(mdp, _by_state(mdp, cells, updates)),
     }  # fmt: skip
     return state.values, before, state.q, greedy, extra
 
 
-def _last_episode(module: Any, mdp: MDP, state: Any) -> tuple[Any, dict[str, float], list[int]]:
-    """One more episode, one env step at a time; yields do not change what is learned."""
+def _last_episode(module: Any, mdp: MDP, state: Any) -> tuple[Any, dict[str, float], list[int], list[Update]]:
+    """One more episode, one env step at a time; yields do not change what is learned.
+
+    An update holds `state`, `action`, `before` and `after` of q(s, a), `target`, and its parts: the `reward`, the
+    `discount` (0 where the episode ended), and `next` and `next_action`, of which only Sarsa's counts.
+    """
     count = state.actor.episodes
     state.config = dataclasses.replace(state.config, yield_every=1)
     path: list[int] = []
+    updates: list[Update] = []
     metrics: dict[str, float] = {}
+    last, earned = state.q.clone(), 0.0
     for _, found, now in module.train(state.config, mdp, state):
-        state, metrics = now, found
-        if state.actor.episodes > count:
+        state, metrics, actor = now, found, now.actor
+        (s, a), (target, discount) = actor.pairs[0].tolist(), actor.rewards[0].tolist()
+        total = metrics.get("return", actor.earned)
+        updates.append(
+            {"state": s, "action": a, "before": float(last[s, a]), "after": float(state.q[s, a]), "target": target,
+             "reward": total - earned, "discount": discount, "next": actor.state, "next_action": actor.action}
+        )  # fmt: skip
+        earned, last = total, state.q.clone()
+        if actor.episodes > count:
             break
-        path.append(int(state.actor.state))
-    return state, metrics, path
+        path.append(int(actor.state))
+    return state, metrics, path, updates
+
+
+def _last_returns(module: Any, mdp: MDP, state: Any) -> tuple[dict[str, float], list[int], list[Update]]:
+    """One more episode of Monte Carlo control, as `train` samples it; `target` of an update is the return."""
+    config, before = state.config, state.q.clone()
+    policy = targets.epsilon_greedy(state.q, config.epsilon)
+    batch = tabular.episodes(tabular.Tables(mdp, config.gamma), policy, 1, config.max_episode_steps, state.rng)
+    metrics = module.update(state, batch)
+    returned = targets.monte_carlo(batch.reward, batch.discount, batch.cut)[0].tolist()
+    first = tabular.first_visits(batch.obs[0] * state.q.shape[1] + batch.action[0], batch.cut[0])
+    pairs = zip(batch.obs[0].tolist(), batch.action[0].tolist(), returned, first.tolist(), strict=True)
+    updates = [
+        {"state": s, "action": a, "before": float(before[s, a]), "after": float(state.q[s, a]), "target": g}
+        for s, a, g, counts in pairs
+        if counts
+    ]
+    return metrics, batch.obs[0, 1:].tolist(), updates
+
+
+def _by_state(mdp: MDP, cells: list[int], updates: list[Update]) -> list[list[Update]]:
+    """Updates by state, with the next state as a cell, None where the episode ended."""
+    found: list[list[Update]] = [[] for _ in range(mdp.states)]
+    for one in updates:
+        rest = {name: value for name, value in one.items() if name != "state"}
+        if "next" in rest:
+            rest["next"] = cells[rest["next"]] if rest["next"] >= 0 else None
+        found[one["state"]].append({**rest, "turn": len(found[one["state"]]) + 1})
+    return [rows[-SHOWN_UPDATES:] for rows in found]
 
 
 def _outcomes(mdp: MDP) -> list[list[list[list[float]]]]:

@@ -23,10 +23,13 @@ export interface GridRequest {
   trap_reward: number; evaluation: string; evaluation_sweeps: number; alpha: number; epsilon: number; seed: number;
 }
 export type Outcome = [number, number, number, number];
+export interface GridUpdate {
+  action: number; turn: number; before: number; after: number; target: number; reward?: number; discount?: number; next?: number | null; next_action?: number;
+}
 export interface GridState {
   method: string; rows: number; columns: number; actions: string[]; unit: string; step: number; done: boolean; sweep: string;
   values: (number | null)[]; before: (number | null)[]; q: (number[] | null)[]; policy: (number[] | null)[];
-  followed: (number | null)[]; model: (Outcome[][] | null)[]; metrics: { [name: string]: number }; path: number[];
+  followed: (number | null)[]; model: (Outcome[][] | null)[]; metrics: { [name: string]: number }; path: number[]; updates: (GridUpdate[] | null)[];
 }
 export interface GridChoices {
   request: GridRequest; methods: { name: string; unit: string }[]; most_steps: number;

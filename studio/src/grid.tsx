@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { api, type GridChoices, type GridRequest, type GridState, type Outcome } from "./api";
+import { api, type GridChoices, type GridRequest, type GridState, type GridUpdate, type Outcome } from "./api";
 import { Choice, go, address, number, Panel, Problem, signed, Slider, useAnswer } from "./common";
 
 const SIZE = 60; // of a cell
@@ -30,7 +30,32 @@ function World(props: { choices: GridChoices }) {
   const [brush, setBrush] = useState<string>("");
   const [hover, setHover] = useState<number | null>(null);
   const [state, error] = useAnswer(() => api.grid(request), request);
-  const change = (parts: Partial<GridRequest>) => setRequest((before) => ({ ...before, ...parts }));
+  const past = useRef<{ request: GridRequest; mark: string; at: number }[]>([]); // what Undo brings back
+  const gesture = useRef(0);
+  // A drag is one change, and so is a slider that moves: those with the same mark, of a slider if soon after another.
+  const change = (parts: Partial<GridRequest> | ((before: GridRequest) => Partial<GridRequest>), mark = "") => setRequest((before) => {
+    const found = typeof parts === "function" ? parts(before) : parts;
+    if (mark) {
+      const last = past.current[past.current.length - 1];
+      if (last?.mark === mark && (mark.includes(" ") || Date.now() - last.at < 1_000)) last.at = Date.now();
+      else past.current = [...past.current.slice(-99), { request: before, mark, at: Date.now() }];
+    }
+    return { ...before, ...found };
+  });
+  const undo = () => {
+    const last = past.current.pop();
+    if (last) setRequest((now) => ({ ...last.request, step: SAMPLED(now.method) === SAMPLED(last.request.method) ? now.step : last.request.step }));
+  };
+  useEffect(() => {
+    const typed = (event: KeyboardEvent) => {
+      if (!(event.ctrlKey || event.metaKey) || event.shiftKey || event.key.toLowerCase() !== "z") return;
+      if ((event.target as HTMLElement).closest("input[type=text], input[type=search]")) return;
+      event.preventDefault();
+      undo();
+    };
+    window.addEventListener("keydown", typed);
+    return () => window.removeEventListener("keydown", typed);
+  });
 
   useEffect(() => {
     const { picture, ...rest } = request;
@@ -47,13 +72,13 @@ function World(props: { choices: GridChoices }) {
     return () => clearTimeout(timer);
   }, [playing, state]);
 
-  const paint = (cell: number, kind: string) => setRequest((before) => ({ ...before, picture: painted(before.picture, cell, kind) }));
-  const move = (from: number, to: number) => setRequest((before) => {
+  const paint = (cell: number, kind: string, stroke = false) => change((before) => ({ picture: painted(before.picture, cell, kind) }), stroke ? `stroke ${gesture.current}` : `paint ${cell} ${kind}`);
+  const move = (from: number, to: number) => change((before) => {
     const width = before.picture[0].length;
     const kind = before.picture[Math.floor(from / width)][from % width];
     const there = before.picture[Math.floor(to / width)][to % width];
-    return from === to ? before : { ...before, picture: painted(painted(before.picture, from, there === kind ? "." : there), to, kind) };
-  });
+    return from === to ? {} : { picture: painted(painted(before.picture, from, there === kind ? "." : there), to, kind) };
+  }, `drag ${gesture.current}`);
   const unit = SAMPLED(request.method) ? "episode" : "sweep";
   const set = (step: number) => { setPlaying(false); change({ step: Math.min(Math.max(step, 0), choices.most_steps) }); };
 
@@ -72,30 +97,31 @@ function World(props: { choices: GridChoices }) {
             <button onClick={() => set(SAMPLED(request.method) ? 5_000 : choices.most_steps)}>{SAMPLED(request.method) ? "5,000 episodes" : "To the end"}</button>
           </div>
           <Problem text={error} />
-          {state && <Board request={request} state={state} brush={brush} hover={hover} setHover={setHover} paint={paint} move={move} />}
+          {state && <Board request={request} state={state} brush={brush} hover={hover} setHover={setHover} paint={paint} move={move} begin={() => { gesture.current++; }} />}
           <div class="bar" role="group" aria-label="Draw">
             <span class="small dim">Drag a piece, or draw:</span>
             {KINDS.map(([sign, name]) => <button key={sign} aria-pressed={brush === sign} onClick={() => setBrush(brush === sign ? "" : sign)}>{name}</button>)}
-            <span class="small dim">On a cell, the keys g, t, w, s and Space do the same.</span>
+            <button onClick={undo} disabled={!past.current.length}>Undo</button>
+            <span class="small dim">On a cell, the keys g, t, w, s and Space do the same; Ctrl+Z takes back.</span>
           </div>
         </Panel>
         <div>
           <Panel title="Algorithm">
             <div class="bar">
               <Choice label="method" value={request.method} options={choices.methods.map((one) => one.name)} names={Object.fromEntries(choices.methods.map((one) => [one.name, one.name.replaceAll("_", " ")]))}
-                set={(method) => { setPlaying(false); change({ method, step: SAMPLED(method) === SAMPLED(request.method) ? request.step : 0 }); }} />
+                set={(method) => { setPlaying(false); change({ method, step: SAMPLED(method) === SAMPLED(request.method) ? request.step : 0 }, `method ${method}`); }} />
               <Choice label="layout" value="" options={["", ...Object.keys(choices.layouts)]} names={{ "": "choose" }}
-                set={(name) => { if (name) { const { picture, ...options } = choices.layouts[name]; change({ slip: 0, step_reward: 0, goal_reward: 1, trap_reward: -1, ...(options as Partial<GridRequest>), picture, step: 0 }); } }} />
+                set={(name) => { if (name) { const { picture, ...options } = choices.layouts[name]; change({ slip: 0, step_reward: 0, goal_reward: 1, trap_reward: -1, ...(options as Partial<GridRequest>), picture, step: 0 }, `layout ${name}`); } }} />
             </div>
-            <Slider label="discount γ" value={request.gamma} min={0} max={1} step={0.01} set={(gamma) => change({ gamma })} />
-            <Slider label="slip" value={request.slip} min={0} max={1} step={0.01} set={(slip) => change({ slip })} />
-            <Slider label="reward of a step" value={request.step_reward} min={-1} max={0.2} step={0.01} set={(step_reward) => change({ step_reward })} />
-            {request.method === "truncated_policy_iteration" && <Slider label="evaluation sweeps m" value={request.evaluation_sweeps} min={0} max={30} step={1} set={(evaluation_sweeps) => change({ evaluation_sweeps })} />}
-            {request.method === "policy_iteration" && <Choice label="evaluation" value={request.evaluation} options={["sweeps", "exact"]} names={{ exact: "exact (linear solve)" }} set={(evaluation) => change({ evaluation })} />}
+            <Slider label="discount γ" value={request.gamma} min={0} max={1} step={0.01} set={(gamma) => change({ gamma }, "gamma")} />
+            <Slider label="slip" value={request.slip} min={0} max={1} step={0.01} set={(slip) => change({ slip }, "slip")} />
+            <Slider label="reward of a step" value={request.step_reward} min={-1} max={0.2} step={0.01} set={(step_reward) => change({ step_reward }, "step_reward")} />
+            {request.method === "truncated_policy_iteration" && <Slider label="evaluation sweeps m" value={request.evaluation_sweeps} min={0} max={30} step={1} set={(evaluation_sweeps) => change({ evaluation_sweeps }, "evaluation_sweeps")} />}
+            {request.method === "policy_iteration" && <Choice label="evaluation" value={request.evaluation} options={["sweeps", "exact"]} names={{ exact: "exact (linear solve)" }} set={(evaluation) => change({ evaluation }, "evaluation")} />}
             {SAMPLED(request.method) && <>
-              <Slider label="step size α" value={request.alpha} min={0.01} max={1} step={0.01} set={(alpha) => change({ alpha })} />
-              <Slider label="exploration ε" value={request.epsilon} min={0} max={1} step={0.01} set={(epsilon) => change({ epsilon })} />
-              <Slider label="seed" value={request.seed} min={0} max={20} step={1} set={(seed) => change({ seed })} />
+              <Slider label="step size α" value={request.alpha} min={0.01} max={1} step={0.01} set={(alpha) => change({ alpha }, "alpha")} />
+              <Slider label="exploration ε" value={request.epsilon} min={0} max={1} step={0.01} set={(epsilon) => change({ epsilon }, "epsilon")} />
+              <Slider label="seed" value={request.seed} min={0} max={20} step={1} set={(seed) => change({ seed }, "seed")} />
             </>}
           </Panel>
           <Panel title="The backup in numbers">{state && <Backup request={request} state={state} cell={hover} />}</Panel>
@@ -112,7 +138,7 @@ export function painted(picture: string[], cell: number, kind: string): string[]
 
 function Board(props: {
   request: GridRequest; state: GridState; brush: string; hover: number | null;
-  setHover: (cell: number | null) => void; paint: (cell: number, kind: string) => void; move: (from: number, to: number) => void;
+  setHover: (cell: number | null) => void; paint: (cell: number, kind: string, stroke?: boolean) => void; move: (from: number, to: number) => void; begin: () => void;
 }) {
   const { request, state } = props;
   const svg = useRef<SVGSVGElement>(null);
@@ -135,14 +161,15 @@ function Board(props: {
     const cell = at(event);
     if (cell === null) return;
     svg.current!.setPointerCapture(event.pointerId);
-    if (props.brush) { props.paint(cell, props.brush); setHeld(-1); }
+    props.begin();
+    if (props.brush) { props.paint(cell, props.brush, true); setHeld(-1); }
     else if (kind(cell) !== ".") { setHeld(cell); setTarget(cell); }
   };
   const over = (event: PointerEvent) => {
     const cell = at(event);
     if (cell !== props.hover) props.setHover(cell);
     if (cell === null || held === null) return;
-    if (held === -1) { if (kind(cell) !== props.brush) props.paint(cell, props.brush); }
+    if (held === -1) { if (kind(cell) !== props.brush) props.paint(cell, props.brush, true); }
     else if (cell !== target) { setTarget(cell); props.move(held, cell); setHeld(cell); }
   };
   const up = () => { setHeld(null); setTarget(null); };
@@ -202,6 +229,22 @@ export function equation(outcomes: Outcome[], before: (number | null)[], gamma: 
   ).join("\n      + ");
 }
 
+// The target of an update, written out. What follows the reward is what the method takes for the value of s′.
+function aim(one: GridUpdate, state: GridState, gamma: number): string {
+  if (one.reward === undefined) return `G ${signed(one.target, 4)}`;
+  if (!one.discount) return `${signed(one.reward, 2)}, ends`;
+  const next = one.next === null || one.next === undefined ? "s′" : place(one.next, state.columns);
+  const what: { [name: string]: string } = {
+    q_learning: `max q(${next}, ·)`, expected_sarsa: `Σ π q(${next}, ·)`,
+    sarsa: `q(${next}, ${one.next_action === undefined || one.next_action < 0 ? "a′" : ACTION_SIGN[state.actions[one.next_action]]})`,
+  };
+  return `${signed(one.reward, 2)} + ${number(gamma, 3)}·${what[state.method]} ${signed((one.target - one.reward) / one.discount, 4)}`;
+}
+
+function bracket(x: number): string {
+  return x < 0 ? `(${signed(x, 4)})` : signed(x, 4);
+}
+
 function Backup(props: { request: GridRequest; state: GridState; cell: number | null }) {
   const { request, state, cell } = props;
   if (cell === null) return <div class="backup dim">Point at a cell, or focus it with Tab and the arrow keys.</div>;
@@ -219,10 +262,13 @@ function Backup(props: { request: GridRequest; state: GridState; cell: number | 
   } else {
     lines.push(`v(s) = max q(s, ·) = ${signed(value, 4)}`);
     q.forEach((x, action) => lines.push(`q(s, ${ACTION_SIGN[state.actions[action]]}) = ${signed(x, 4)}`));
-    const target: { [name: string]: string } = {
+    const rule: { [name: string]: string } = {
       q_learning: "r + γ max q(s′, ·)", sarsa: "r + γ q(s′, a′)", expected_sarsa: "r + γ Σ π(a|s′) q(s′, a)", mc_epsilon_greedy: "the return G",
     };
-    lines.push("", `update: q(s, a) ← q(s, a) + ${number(request.alpha, 3)} [target − q(s, a)]`, `target: ${target[state.method]}`, `before this episode: v(s) = ${signed(state.before[cell] ?? 0, 4)}`);
+    const made = state.updates[cell] ?? [], count = made.length ? made[made.length - 1].turn : 0;
+    lines.push("", `q(s, a) ← q(s, a) + α [target − q(s, a)], target: ${rule[state.method]}`);
+    if (state.step > 0) lines.push(count ? `The last episode, ${count === 1 ? "one update" : `${count} updates`} here${count > made.length ? `, of which the last ${made.length}` : ""}:` : "The last episode changed nothing here.");
+    made.forEach((one) => lines.push(`  q(s, ${ACTION_SIGN[state.actions[one.action]]}) ← ${signed(one.before, 4)} + ${number(request.alpha, 3)}·(${aim(one, state, request.gamma)} − ${bracket(one.before)}) = ${signed(one.after, 4)}`));
   }
   return <div class="backup">{lines.join("\n")}</div>;
 }

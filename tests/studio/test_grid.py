@@ -81,6 +81,57 @@ def test_q_learning_finds_the_shortest_path_and_its_last_episode_is_a_path() -> 
     assert found["path"] and steps.max() <= 1
 
 
+@pytest.mark.parametrize("method", ["q_learning", "sarsa", "expected_sarsa"])
+def test_the_updates_of_an_episode_are_those_of_the_method(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the table before the episode, the definition of the method and the listed steps give the table after it."""
+    asked = grid.Request(picture=("S..", ".#T", "..G"), method=method, step=40, alpha=0.3, epsilon=0.3)
+    made: list[dict] = []
+    by_state_ = grid._by_state
+    monkeypatch.setattr(grid, "_by_state", lambda mdp, cells, found: made.extend(found) or by_state_(mdp, cells, found))
+    old = grid.solve(dataclasses.replace(asked, step=39))
+    made.clear()
+    new = grid.solve(asked)
+    q = np.array(by_state(old["q"], asked.picture))
+    for one in made:
+        s, a, after = one["state"], one["action"], one["next"]
+        assert one["before"] == q[s, a]
+        value = 0.0
+        if one["discount"]:
+            assert one["discount"] == asked.gamma
+            best = q[after] == q[after].max()
+            policy = asked.epsilon / 4 + (1 - asked.epsilon) * best / best.sum()
+            value = {
+                "q_learning": q[after].max(),
+                "sarsa": q[after, one["next_action"]],
+                "expected_sarsa": policy @ q[after],
+            }[method]
+        assert one["target"] == pytest.approx(one["reward"] + one["discount"] * value)
+        q[s, a] += asked.alpha * (one["target"] - q[s, a])
+        assert one["after"] == pytest.approx(q[s, a])
+    assert made and q == pytest.approx(np.array(by_state(new["q"], asked.picture)))
+    listed = [one for cell in new["updates"] if cell for one in cell]
+    assert sum(cell[-1]["turn"] for cell in new["updates"] if cell) == len(made) >= len(listed)
+    assert all(len(cell or []) <= grid.SHOWN_UPDATES for cell in new["updates"])
+
+
+def test_the_updates_of_monte_carlo_are_returns() -> None:
+    asked = grid.Request(
+        picture=("S..", "..G"), method="mc_epsilon_greedy", step=7, slip=0.0, step_reward=-0.1, gamma=0.8
+    )
+    old, new = grid.solve(dataclasses.replace(asked, step=6)), grid.solve(asked)
+    length = len(new["path"]) + 1
+    rewards = [-0.1] * (length - 1) + [-0.1 + asked.goal_reward]
+    returns = [sum(0.8**k * r for k, r in enumerate(rewards[t:])) for t in range(length)]
+    places, seen = [0, *new["path"]], set()
+    for cell, made in enumerate(new["updates"]):
+        for one in made or []:
+            assert one["after"] == pytest.approx(one["before"] + asked.alpha * (one["target"] - one["before"]))
+            assert one["before"] == old["q"][cell][one["action"]] and one["after"] == new["q"][cell][one["action"]]
+            assert min(abs(one["target"] - returns[t]) for t, at in enumerate(places) if at == cell) < 1e-9
+            seen.add(cell)
+    assert seen == set(places)
+
+
 @pytest.mark.parametrize(
     ("document", "words"),
     [

@@ -15,23 +15,26 @@ pytest.importorskip("playwright.sync_api")
 
 from playwright import sync_api as playwright
 
+from foresight.agents import team
 from foresight.runtime.attention import sources
 from foresight.studio import app, grid
 from foresight.studio.runs import identity
 from tests import tiny_language
+from tests.agents.test_team import SECRETS, halves, play
 from tests.studio import browser
 from tests.studio.test_samples import talk
 
 pytestmark = pytest.mark.slow
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{7*7}}'
+NAME = "<img src=x onerror=window.hacked=1>&amp;"  # of a folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
     shutil.copytree(FIXTURES, runs, dirs_exist_ok=True)
-    hostile = runs / "hostile"
+    hostile = runs / NAME
     (hostile / "media").mkdir(parents=True)
     (hostile / "config.yaml").write_text(
         f"algorithm: grpo\nkind: text\nenv: {json.dumps(HOSTILE)}\nseed: 0\nconfig: {{steps: 9}}\n"
@@ -61,6 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
               "charge": {"sampled_tokens": 50}, "tree": {"question": "q", "nodes": nodes}}  # fmt: skip
     examples = [{"question": HOSTILE, "answer": "24", "results": [result]}]
     (report / "thoughts.json").write_text(json.dumps({"examples": examples}))
+    (runs / "team.json").write_text(json.dumps(play(halves, team.Team("Both words", documents=SECRETS))))
     return runs
 
 
@@ -79,8 +83,8 @@ def page(address: str) -> Iterator[Any]:
 def test_runs_are_listed_and_drawn_and_texts_are_text(page: Any, address: str, folder: Path) -> None:
     page.goto(address)
     page.wait_for_selector("table tbody tr")
-    assert {link.inner_text() for link in page.query_selector_all("tbody td a")} >= {"ppo", "grpo", "hostile"}
-    page.goto(f"{address}#/runs?run={identity(folder.resolve() / 'hostile')}")
+    assert {link.inner_text() for link in page.query_selector_all("tbody td a")} >= {"ppo", "grpo", NAME}
+    page.goto(f"{address}#/runs?run={identity(folder.resolve() / NAME)}")
     page.wait_for_selector(".sample pre")
     assert page.inner_text(".sample pre >> nth=1") == HOSTILE
     assert page.evaluate("window.hacked") is None
@@ -98,6 +102,12 @@ def test_a_new_row_appears_while_the_page_is_open(page: Any, address: str, folde
     page.wait_for_selector("text=4,321")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8765, "seconds": 2.0, "return": 0.5}\n')
+    page.wait_for_selector("text=8,765")
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text[: text.index("\n") + 20])  # cut short in the middle of a row
+    page.wait_for_selector("text=8,765", state="detached")
+    page.wait_for_selector("text=4,321")
+    (run / "metrics.jsonl").write_text(text)
     page.wait_for_selector("text=8,765")
     shutil.rmtree(run)
     page.wait_for_selector("text=8,765", state="detached")
@@ -179,10 +189,18 @@ def test_thoughts_and_conversations_are_text(page: Any, address: str, folder: Pa
 RULES = {"light": ["wcag2a", "wcag2aa", "wcag21aa"], "dark": ["color-contrast"]}
 
 
-@pytest.mark.parametrize("view", app.VIEWS)
-def test_views_are_accessible_in_light_and_dark_and_fit_a_phone(page: Any, address: str, view: str) -> None:
+@pytest.mark.parametrize("view", [*app.VIEWS, "team"])
+def test_views_are_accessible_in_light_and_dark_and_fit_a_phone(
+    page: Any, address: str, folder: Path, view: str
+) -> None:
     page.goto("about:blank")
-    page.goto(f"{address}#/{view}")
+    if view == "team":
+        page.goto(f"{address}#/agents?trace={identity((folder / 'team.json').resolve())}")
+        page.wait_for_selector("h2:has-text('A team of 3')")
+        page.click("ul.team ul li:nth-child(2) button")
+        page.wait_for_selector("h2:has-text('Sub-agent 0.1')")
+    else:
+        page.goto(f"{address}#/{view}")
     page.wait_for_selector("main h1")
     page.wait_for_load_state("networkidle") if view in ("grid", "search", "attention") else page.wait_for_timeout(300)
     page.set_viewport_size({"width": 390, "height": 800})

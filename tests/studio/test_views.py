@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 
@@ -18,9 +23,14 @@ from starlette.testclient import TestClient
 import foresight
 from foresight.agents import team
 from foresight.cli.main import main
+from foresight.envs.tabular import grid as worlds
 from foresight.errors import UserError
+from foresight.planning.dynamic import bellman
 from foresight.runtime.attention import sources
-from foresight.studio import app, export
+from foresight.runtime.evaluation import open_loop, record
+from foresight.runtime.kinds import control
+from foresight.runtime.results import plot
+from foresight.studio import app, export, grid
 from foresight.studio.decisions import Decisions
 from foresight.studio.dreams import Models
 from foresight.studio.runs import Library
@@ -32,6 +42,12 @@ from tests.studio.test_samples import talk
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
 HOSTILE = '</script><img src=x onerror="window.hacked=1"> \ud800 \u2028'
+# Of two questions: the first answer and its reward, and the last ones.
+ANSWERS = (
+    ("first 3 plus 4 is 8 so no", 0.0, "first 3 plus 4 is 7 so yes it is", 1.0),
+    ("I do not know", 0.25, "I do know <b>it</b>", 0.5),
+)
+RED, BLUE = (200, 20, 20), (20, 20, 200)
 SIZES = {"deter": 16, "hidden": 8, "groups": 2, "classes": 2, "blocks": 2, "units": 8, "layers": 1}
 
 
@@ -66,6 +82,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = {**SMALL, "steps": 120, "evaluation_episodes": 1}
     foresight.train("muzero", env="CartPole-v1", out=found / "search", show=False, **tiny)
     foresight.train("dreamer", env="CartPole-v1", steps=64, out=found / "dreams", show=False, **small, **SIZES)
+    for seed in (1, 2):  # two more runs like `ppo`, so that there is an interval
+        copy = found / f"ppo-{seed}"
+        shutil.copytree(FIXTURES / "ppo", copy)
+        text = (copy / "config.yaml").read_text()
+        (copy / "config.yaml").write_text(text.replace("seed: 0", f"seed: {seed}"))
+        logged = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+        for i, row in enumerate(logged):
+            if "return" in row:
+                row["return"] = row["return"] * (1 + seed) + 7 * (i % 3)
+        (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
+    answers = found / "answers"
+    (answers / "media").mkdir(parents=True)
+    (answers / "config.yaml").write_text("algorithm: grpo\nkind: text\nenv: countdown\nseed: 0\nconfig: {steps: 9}\n")
+    (answers / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "reward": 0.5}\n')
+    logged = [
+        {"step": step, "prompt": f"question {i}", "completion": text, "reward": reward, "held_out": True}
+        for step, column in ((0, 0), (9, 2))
+        for i, pair in enumerate(ANSWERS)
+        for text, reward in (pair[column : column + 2],)
+    ]
+    (answers / "media" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
+    frames = (np.full((48, 64, 3), RED if i < 20 else BLUE, np.uint8) for i in range(40))
+    assert record.write(answers / "media" / "episode.mp4", frames, fps=10) == 40
     return found
 
 
@@ -138,6 +177,136 @@ def served(runs: Path) -> Iterator[Any]:
 
 def texts(page: Any, selector: str) -> list[str]:
     return page.locator(selector).all_inner_texts()
+
+
+@pytest.mark.slow
+def test_the_interval_of_three_runs_is_that_of_python(served: Any, runs: Path) -> None:
+    page, address = served
+    library = Library([runs])
+    ids = [row["id"] for row in library.table() if row["name"] in ("ppo", "ppo-1", "ppo-2")]
+    with page.expect_response(lambda answer: "/api/curves" in answer.url) as answered:
+        page.goto(f"{address}#/runs?{'&'.join(f'run={one}' for one in ids)}&metric=return")
+    (band,) = answered.value.json()["bands"]
+    (expected,) = plot.bands([library.path(one) for one in ids], "return")
+    for name in ("steps", "middle", "low", "high"):
+        assert band[name] == pytest.approx(getattr(expected, name).tolist())
+    assert band["runs"] == 3 and (expected.high > expected.low).all()
+    box = page.wait_for_selector(".chart .u-over").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2)
+    rows = page.locator(".chart .u-legend tr.u-series")
+    pairs = zip(rows.locator(".u-label").all_text_contents(), rows.locator(".u-value").all_text_contents(), strict=True)
+    legend = {name: float(value.replace(",", "")) for name, value in pairs}
+    at = band["steps"].index(legend["env steps"])
+    name = f"IQM of 3: {band['label']}"
+    for part, suffix in (("middle", ""), ("low", " low"), ("high", " high")):
+        assert legend[name + suffix] == pytest.approx(band[part][at], abs=0.006)
+    assert page.get_attribute(".chart", "aria-label").count("IQM of 3") == 1
+
+
+@pytest.mark.slow
+def test_a_video_of_a_run_plays(served: Any, runs: Path) -> None:
+    """The first half is red, the second blue: what is played is what was recorded."""
+    page, address = served
+    ids = {row["name"]: row["id"] for row in Library([runs]).table()}
+    page.goto(f"{address}#/runs?run={ids['answers']}")
+    page.wait_for_selector("video")
+    page.evaluate("() => { const it = document.querySelector('video'); it.playbackRate = 4; return it.play(); }")
+    page.wait_for_function("() => document.querySelector('video').currentTime > 0.3")
+    seen = page.evaluate(
+        """async () => {
+          const it = document.querySelector("video"), canvas = document.createElement("canvas");
+          it.pause();
+          canvas.width = it.videoWidth; canvas.height = it.videoHeight;
+          const pixel = async (time) => {
+            await new Promise((done) => { it.onseeked = done; it.currentTime = time; });
+            canvas.getContext("2d").drawImage(it, 0, 0);
+            return [...canvas.getContext("2d").getImageData(30, 20, 1, 1).data].slice(0, 3);
+          };
+          return [it.duration, it.videoWidth, await pixel(0.5), await pixel(3.5)];
+        }"""
+    )
+    assert seen[0] == pytest.approx(4.0, abs=0.11) and seen[1] == 64
+    assert np.abs(np.array(seen[2:]) - (RED, BLUE)).max() < 30
+
+
+@pytest.mark.slow
+def test_completions_before_and_after_are_compared_word_by_word(served: Any, runs: Path) -> None:
+    page, address = served
+    ids = {row["name"]: row["id"] for row in Library([runs]).table()}
+    page.goto(f"{address}#/runs?run={ids['answers']}")
+    page.click("button:has-text('Before and after')")
+    page.wait_for_selector("text=The same 2 questions: mean reward 0.125 at step 0, 0.75 at step 9.")
+    assert page.locator(".sample").count() == 2
+    for sample, (before, _, after, _) in zip(page.locator(".sample").all(), ANSWERS, strict=True):
+        parts = sample.locator("pre >> nth=1").evaluate(
+            "node => [...node.childNodes].map((one) => [one.tagName.toLowerCase(), one.textContent])"
+        )
+        assert "".join(text for tag, text in parts if tag != "ins") == before
+        assert "".join(text for tag, text in parts if tag != "del") == after
+        kept = sum(len(re.split(r"(\s+)", text)) for tag, text in parts if tag == "span")
+        same = difflib.SequenceMatcher(None, re.split(r"(\s+)", before), re.split(r"(\s+)", after), autojunk=False)
+        assert kept >= sum(block.size for block in same.get_matching_blocks()) > 0
+
+
+@pytest.mark.slow
+def test_sliders_and_drawing_change_the_grid_as_planning_does(served: Any) -> None:
+    """γ, slip, the reward of a step, a trap that is drawn, and what Undo takes back: values are planning's own."""
+    page, address = served
+    page.goto(f"{address}#/grid?step=9")
+    page.wait_for_selector("h2:has-text('sweep 9')")
+
+    def check(picture: list[str], gamma: float, slip: float, step_reward: float) -> None:
+        mdp = worlds.gridworld(tuple(picture), slip, step_reward)
+        values = torch.zeros(mdp.states, dtype=torch.float64)
+        for _ in range(9):
+            values, _ = bellman.greedy(mdp, gamma, values)
+        free = [cell for cell, sign in enumerate("".join(picture)) if sign != "#"]
+        ends = {cell for cell in free if "".join(picture)[cell] in "GT"}
+        wanted = {cell: f"value {v:.3f}" for cell, v in zip(free, values.tolist(), strict=True) if cell not in ends}
+        page.wait_for_function(
+            """wanted => Object.entries(wanted).every(([cell, value]) =>
+                document.querySelector(`[data-cell='${cell}']`).getAttribute("aria-label").endsWith(value))""",
+            arg={str(cell): text.replace("-0.000", "0.000") for cell, text in wanted.items()},
+        )
+
+    picture = list(grid.LAYOUT[0])
+    check(picture, 0.9, 0.2, -0.04)
+    page.fill("input[aria-label='discount γ']", "0.7")
+    check(picture, 0.7, 0.2, -0.04)
+    page.fill("input[aria-label='slip']", "0.35")
+    check(picture, 0.7, 0.35, -0.04)
+    page.fill("input[aria-label='reward of a step']", "-0.2")
+    check(picture, 0.7, 0.35, -0.2)
+    page.focus("[data-cell='57']")
+    page.keyboard.press("t")
+    drawn = [*picture[:-1], picture[-1][0] + "T" + picture[-1][2:]]
+    check(drawn, 0.7, 0.35, -0.2)
+    page.keyboard.press("Control+z")
+    check(picture, 0.7, 0.35, -0.2)
+    page.click("button:has-text('Undo')")
+    page.click("button:has-text('Undo')")
+    check(picture, 0.7, 0.2, -0.04)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sarsa", "mc_epsilon_greedy"])
+def test_the_updates_of_a_cell_are_written_out(served: Any, method: str) -> None:
+    page, address = served
+    page.goto("about:blank")
+    page.goto(f"{address}#/grid?step=12&method={method}")
+    page.wait_for_selector("h2:has-text('episode 12')")
+    found = grid.solve(grid.Request(method=method, step=12))
+    cell = max((cell for cell, made in enumerate(found["updates"]) if made), key=lambda c: len(found["updates"][c]))
+    page.focus(f"[data-cell='{cell}']")
+    text = page.inner_text(".backup").replace("−", "-")
+    for one in found["updates"][cell]:
+        sign = "↑→↓←"[["up", "right", "down", "left"].index(found["actions"][one["action"]])]
+        assert f"q(s, {sign}) ← {one['before']:.4f}".replace("-0.0000", "0.0000") in text.replace("-0.0000", "0.0000")
+        assert f"= {one['after']:.4f}".replace("-0.0000", "0.0000") in text.replace("-0.0000", "0.0000")
+        if method == "sarsa" and one["discount"]:
+            assert f"{(one['target'] - one['reward']) / one['discount']:.4f}" in text
+        elif method != "sarsa":
+            assert f"G {one['target']:.4f}" in text
 
 
 @pytest.mark.slow
@@ -252,6 +421,40 @@ def test_a_curve_is_overlaid_and_settings_that_differ_are_listed(served: Any, ru
     different = {row["name"] for row in library.differences([ids["ppo"], ids["dreams"]])}
     page.wait_for_selector("th[scope=row]:has-text('algorithm')")
     assert {text for text in texts(page, "th[scope=row]")} == different
+
+
+@pytest.mark.slow
+def test_frames_of_a_model_of_pixels_are_those_of_python(
+    served: Any, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, address = served
+    small = {"num_envs": 2, "learning_starts": 16, "batch_size": 2, "sequence_length": 8, "evaluation_episodes": 1}
+    foresight.train(
+        "dreamer", env="KeyDoor-v0", env_options={"time_limit": 6}, steps=32, out=runs / "pixels", show=False,
+        train_ratio=8.0, **small, **SIZES,
+    )  # fmt: skip
+    monkeypatch.setattr(control, "EVALUATION_ENVS", 2)
+    monkeypatch.setattr(open_loop, "measure", functools.partial(open_loop.measure, count=2))
+    models = Models(Library([runs]))
+    (run,) = [one["id"] for one in models.names() if one["name"] == "pixels"]
+    found = models.open_loop(run, 15)
+    page.goto(f"{address}#/imagination?run={run}")
+    page.wait_for_selector(".frames img")
+    sources = "nodes => nodes.map((one) => one.src)"
+    for sequence in (0, 1):
+        page.fill("input[aria-label='sequence']", str(sequence))
+        page.wait_for_function(
+            "wanted => document.querySelector('.frames img').src === wanted", arg=found["truth"][sequence][0]
+        )
+        shown = page.eval_on_selector_all(".frames img", sources)
+        assert shown == [*found["truth"][sequence], *found["prediction"][sequence], *found["error"][sequence]]
+    assert page.locator(".frames >> nth=0").locator("img.imagined").count() == 15
+    page.wait_for_selector(".dream p[role=status]:has-text('step 0')")
+    page.click("h1")
+    page.keyboard.press("1")
+    page.wait_for_selector(".dream p[role=status]:has-text('step 1,')")
+    dreamed = models.dream({"run": run, "seed": 0, "keys": [1]})
+    assert page.get_attribute(".dream img", "src") == dreamed["image"]
 
 
 def test_50_clients_see_a_row_that_is_written_and_a_run_that_goes(tmp_path: Path) -> None:
