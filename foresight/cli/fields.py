@@ -11,6 +11,8 @@ from typing import Any
 
 from foresight.errors import UserError, unknown
 
+OF_A_TASK = ("reward", "rewards", "reward_function", "reward_funcs", "held_out")  # looked for among the fields
+
 
 @dataclasses.dataclass(frozen=True)
 class Field:
@@ -52,6 +54,11 @@ def explicit(args: Sequence[str], valid: Iterable[str], switches: Iterable[str])
             continue
         name = word.removeprefix("no_") if word.removeprefix("no_") in flags else word
         if name not in names:
+            if name in OF_A_TASK:
+                raise UserError(
+                    f"--{token[2:].partition('=')[0]} is an option of the task: write --env-options "
+                    "reward=FILE.py:NAME, with a function that scores answers, or held_out=20 for held-out rows."
+                )
             raise unknown("field", word, names)
         if name in given:
             raise UserError(f"--{word.replace('_', '-')} is given twice.")

@@ -45,7 +45,7 @@ def plot(
         return 0
     console = screen.stdout()
     for band in drawn:
-        title = f"{band.label} ({band.runs} run{'s' if band.runs > 1 else ''})"
+        title = f"{band.metric}: {band.label} ({band.runs} run{'s' if band.runs > 1 else ''})"
         console.print(curve(band.middle.tolist(), band.steps.tolist(), title=title), markup=False)
     console.print(f"\nPlot written to {Path(out)}", markup=False)
     return 0

@@ -31,7 +31,7 @@ def studio(
         host: the address to listen on. Anything but this machine needs the token that is printed.
         control: allow the page to stop and resume runs; without it nothing is changed.
         model: the language model whose attention is shown on a typed text: smollm2, a Hugging Face folder or a hub id.
-        browser: open the browser.
+        browser: open the browser; with --no-browser, only the address is printed.
         export: write the runs as a static page into this new folder instead, to send around.
     """
     from foresight.studio import app, serve

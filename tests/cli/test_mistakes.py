@@ -28,6 +28,7 @@ from foresight.cli import main as cli
         (["train", "push.py", "--learning-rat", "1"], "Unknown field 'learning_rat'. Did you mean 'learning_rate'?"),
         (["train", "push.py", "--env", "CartPoel-v1"], "Did you mean 'CartPole-v1'?"),
         (["train", "push.py", "--seed", "1", "--seed", "2"], "--seed is given twice"),
+        (["train", "grpo", "--reward", "f.py:score"], "--reward is an option of the task: write --env-options reward="),
         (["train", "push.py", "--task", "addition"], "'control'"),
         (["train", "push.py", "--env", "CartPole-v1", "--env-options", "num_envs"], "key=value"),
         (["train", "nothing.py"], "There is no algorithm file nothing.py"),

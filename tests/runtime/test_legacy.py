@@ -189,7 +189,7 @@ def test_an_evaluation_of_before_is_read() -> None:
     except TypeError as error:
         raise AssertionError(error) from error
     assert found.extra_metrics == {"won": 1.0} and "also" not in found.document()
-    assert command.measured(before) == "score 0.5 ± 0.5 (n = 2), won 1"
+    assert command.measured(before) == "score 0.5 ± 0.5 (standard deviation, n = 2), won 1"
 
 
 @sabotaged_by("foresight.runtime.legacy.weight", lambda f: lambda name: name)

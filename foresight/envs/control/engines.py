@@ -211,11 +211,13 @@ def in_envpool(request: Request) -> bool:
         raise
     if not set(request.options) <= set(spec._config_keys):
         return False
-    try:  # several players and nested actions are not supported
-        vector.observation_space(spec.gymnasium_observation_space, request.name)
-        vector.action_space(spec.gymnasium_action_space, request.name)
-    except (UserError, NotImplementedError):
-        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
+        try:  # several players and nested actions are not supported
+            vector.observation_space(spec.gymnasium_observation_space, request.name)
+            vector.action_space(spec.gymnasium_action_space, request.name)
+        except (UserError, NotImplementedError):
+            return False
     return True
 
 

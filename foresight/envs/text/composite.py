@@ -87,19 +87,23 @@ def part(correct: Grader, name: str, weight: float, limit: float) -> Part:
     return function_part(name, weight, limit)
 
 
-def function_part(given: str | Callable[..., Any], weight: float, limit: float) -> Part:
+def function_part(
+    given: str | Callable[..., Any], weight: float, limit: float, columns: Sequence[str] | None = None
+) -> Part:
     """A reward function, or the one at `file.py:name`, as a part with its own name."""
-    reward = reward_at(given, limit)
+    reward = reward_at(given, limit, columns)
     return Part(reward_name(reward), weight, function_grader(reward), waits(reward))
 
 
-def function_parts(rewards: Sequence[str | Callable[..., Any]], limit: float) -> tuple[Part, ...]:
-    """Reward functions as parts of equal weight; equal names are numbered."""
+def function_parts(
+    rewards: Sequence[str | Callable[..., Any]], limit: float, columns: Sequence[str] | None = None
+) -> tuple[Part, ...]:
+    """Reward functions, which take the task's `columns`, as parts of equal weight; equal names are numbered."""
     if not rewards:
         raise UserError("reward is an empty list: give a reward function, or leave it out for the column 'answer'.")
     parts, names = list[Part](), Counter[str]()
     for given in rewards:
-        part = function_part(given, 1.0, limit)
+        part = function_part(given, 1.0, limit, columns)
         names[part.name] += 1
         count = names[part.name]
         parts.append(dataclasses.replace(part, name=f"{part.name}_{count}") if count > 1 else part)

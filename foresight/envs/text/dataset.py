@@ -60,6 +60,7 @@ def dataset(
     if reward is None:
         return dataclasses.replace(split(Path(path).stem, examples, held_out, seed, grade_ending), path=path)
     single = isinstance(reward, str) or callable(reward)
-    parts = function_parts([reward] if single else list(reward), reward_timeout)  # type: ignore[list-item, arg-type]
+    rewards: list[Any] = [reward] if single else list(reward)  # type: ignore[arg-type]
+    parts = function_parts(rewards, reward_timeout, tuple(columns))
     task = split(Path(path).stem, examples, held_out, seed, weighted_sum(parts))
     return dataclasses.replace(task, path=path, metric="reward", parts=() if single else parts)

@@ -15,12 +15,35 @@ Grader = Callable[[Examples, Sequence[str]], list[float]]  # examples and their 
 REWARD_TIMEOUT = 300.0  # seconds that a user's reward function may take for a batch
 
 
-def reward_at(place: str | Callable[..., Any], limit: float) -> Callable[..., Any]:
-    """The function itself, or the one at `file.py:name`, in a subprocess. Raises UserError if there is none."""
+def reward_at(
+    place: str | Callable[..., Any], limit: float, columns: Sequence[str] | None = None
+) -> Callable[..., Any]:
+    """The function itself, or the one at `file.py:name`, in a subprocess.
+
+    Raises UserError if there is none, or if it does not take the task's `columns` as it will be called with them.
+    """
     if limit < 0:
         raise UserError(f"reward_timeout is {limit}: it must be a number of seconds, or 0 for no limit.")
     found = function(place)
+    if columns is not None:
+        _check_signature(found, [name for name in columns if name != "prompt"])
     return found if callable(place) or limit == 0 else Worker(place, limit)
+
+
+def _check_signature(reward: Callable[..., Any], columns: Sequence[str]) -> None:
+    try:
+        signature = inspect.signature(reward)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    given = dict.fromkeys(("prompts", "completions", *columns))
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        have = f"prompts, completions and the columns {', '.join(columns)}" if columns else "prompts and completions"
+        raise UserError(
+            f"The reward function '{reward_name(reward)}' is called with {have}, but does not take them: {error}. "
+            f"Write def {reward_name(reward)}({', '.join((*given, '**columns'))}), or add the column to the data."
+        ) from error
 
 
 def reward_name(reward: Callable[..., Any]) -> str:

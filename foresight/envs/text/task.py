@@ -85,7 +85,7 @@ class TextTask:
         """
         if self.grader is None:
             raise UserError(
-                f"'{self.name}' cannot grade completions: give a reward function (--env-options "
+                f"Nothing scores the answers to {self.path or self.name}: give a reward function (--env-options "
                 "reward=rewards.py:score), a column 'answer', or another --task."
             )
         return self.grader(examples, completions)

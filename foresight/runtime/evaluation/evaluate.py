@@ -73,7 +73,7 @@ class Evaluation:
     def __str__(self) -> str:
         if not self.n:
             return f"{self.metric} unknown: the grader could score none of the answers"
-        spread = f" ± {self.std:.4g} ({self.n} of them)" if self.n > 1 else ""
+        spread = f" ± {self.std:.4g} (standard deviation, n = {self.n})" if self.n > 1 else ""
         return f"{self.metric} {self.mean:.4g}{spread}"
 
 

@@ -37,6 +37,18 @@ def _notes(settings: Settings, config: object, env: TextTask) -> list[str]:
     return notes
 
 
+def _training_env(settings: Settings) -> TextTask:
+    """The task. Raises UserError where nothing scores answers that the algorithm needs scored, before a model loads."""
+    from foresight.runtime import catalog
+
+    task: TextTask = make_env(settings)
+    module = catalog.module(settings.algorithm)
+    scored = task.grader is not None or task.episode is not None
+    if not scored and not hasattr(module, "assess") and not hasattr(module, "measure"):
+        task.grade((), ())  # raises
+    return task
+
+
 def _connect(session: Session, state: State) -> None:
     from foresight import distributed
     from foresight.planning.generation import all_gather, server
@@ -151,7 +163,7 @@ KIND = Kind(
     files=True,
     inputs=True,
     completer=True,
-    training_env=make_env,
+    training_env=_training_env,
     single_env=lambda settings, render: make_env(settings),
     notes=_notes,
     connect=_connect,

@@ -81,10 +81,12 @@ def nonfinite(metrics: Mapping[str, object]) -> list[str]:
 def _equal_groups(share: float, metrics: Mapping[str, float]) -> Message:
     if share < 1:
         return None
-    reward = metrics.get("reward")
-    if reward is not None and reward >= 1:
-        return "every group in this step had equal, full rewards: no gradient; the task is solved or too easy"
-    return "every group in this step had equal rewards: no gradient; try a harder or easier task"
+    if metrics.get("reward") == 1:
+        return "every reward in this step is 1: no gradient; the task is solved or too easy"
+    return (
+        "every group in this step had equal rewards: no gradient; no answer to a prompt is better than another: try a "
+        "finer reward, or a harder or easier task"
+    )
 
 
 def _most_equal(share: float, _: Mapping[str, float]) -> Message:
@@ -100,7 +102,11 @@ def _left_out(share: float, _: Mapping[str, float]) -> Message:
 
 
 def _truncated(share: float, _: Mapping[str, float]) -> Message:
-    return f"{share:.0%} of completions hit the token limit: raise max_new_tokens" if share > 0.5 else None
+    return (
+        f"{share:.0%} of completions hit the token limit: raise max_new_tokens if answers need more"
+        if share > 0.5
+        else None
+    )
 
 
 def _unscorable(share: float, _: Mapping[str, float]) -> Message:

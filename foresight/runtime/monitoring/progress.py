@@ -143,7 +143,8 @@ class Progress:
     def _pace(self, ended: bool = False) -> list[str]:
         parts = []
         if self.speed > 0:
-            parts.append(f"{number(self.speed)} {self.unit}/s")
+            slow = f"{number(1 / self.speed)} s per {self.unit.removesuffix('s')}"
+            parts.append(slow if self.speed < 0.5 else f"{number(self.speed)} {self.unit}/s")
             if self._step < self.total and not ended:
                 parts.append(f"{_clock((self.total - self._step) / self.speed)} left")
         parts.append(f"{_clock(time.perf_counter() - self._began)} so far")

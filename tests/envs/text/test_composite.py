@@ -82,7 +82,7 @@ def test_mistakes_are_reported():
 def test_demonstrations_have_nothing_to_reward(tmp_path, options):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": f"{i}?", "completion": "1"}) for i in range(5)))
-    with pytest.raises(UserError, match="cannot grade completions"):
+    with pytest.raises(UserError, match="Nothing scores the answers"):
         text.make(str(rows), **options)
 
 

@@ -182,7 +182,7 @@ def test_files_are_read_with_the_row_in_the_error(tmp_path):
     bad.write_text('{"prompt": "a"}\n{"prompt": "b"}')  # enough for a teacher, and for nothing that needs a grade
     task = text.make(str(bad))
     assert len(task.train) == len(task.test) == 1
-    with pytest.raises(UserError, match="cannot grade completions: give a reward function"):
+    with pytest.raises(UserError, match=r"Nothing scores the answers to .*: give a reward function"):
         task.grade(task.test, ["c"])
     with pytest.raises(UserError, match="There is no file"):
         text.make(str(tmp_path / "none.jsonl"))
@@ -272,3 +272,19 @@ def test_a_reward_function_is_given_every_column_whichever_row_comes_first(tmp_p
     task.grade([by["1?"], by["0?"]], ["a", "b"])
     task.grade([by["0?"]], ["a"])
     assert seen == [[None, 0.5], [0.5, None], [None]]
+
+
+def test_a_signature_that_does_not_fit_the_columns_is_reported_before_anything_is_sampled(tmp_path):
+    data = tmp_path / "words.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{i}?", "count": i}) + "\n" for i in range(6)))
+    (tmp_path / "score.py").write_text(
+        "def lacks(prompts, completions, length, **columns):\n    return [0.0]\n"
+        "def strict(prompts, completions):\n    return [0.0]\n"
+        "def takes(prompts, completions, count, **columns):\n    return [float(x) for x in count]\n"
+    )
+    with pytest.raises(UserError, match=r"the columns count, but .* 'length'.*def lacks\(prompts, completions, count"):
+        text.make(str(data), reward=f"{tmp_path / 'score.py'}:lacks")
+    with pytest.raises(UserError, match="unexpected keyword argument 'count'"):
+        text.make(str(data), reward=f"{tmp_path / 'score.py'}:strict")
+    task = text.make(str(data), reward=f"{tmp_path / 'score.py'}:takes")
+    assert task.grade(task.test, ["x"] * len(task.test)) == [float(e.columns["count"]) for e in task.test]

@@ -267,7 +267,7 @@ def test_unscorable_is_not_zero() -> None:
 def test_an_evaluation_as_json_and_words() -> None:
     result = Evaluation.of("return", [1.0, 2.0, 3.0])
     assert result.document() == {"metric": "return", "mean": 2.0, "std": pytest.approx(math.sqrt(2 / 3)), "n": 3}
-    assert str(result) == "return 2 ± 0.8165 (3 of them)"
+    assert str(result) == "return 2 ± 0.8165 (standard deviation, n = 3)"
 
 
 def test_ppo_through_the_whole_runtime(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_solved_task_is_not_called_hard() -> None:
 
 def test_truncation_names_the_share_and_the_cure() -> None:
     (sentence,) = Health().check(12_000, {"truncated": 0.75})
-    assert sentence == "step 12,000: 75% of completions hit the token limit: raise max_new_tokens"
+    assert sentence == "step 12,000: 75% of completions hit the token limit: raise max_new_tokens if answers need more"
 
 
 @pytest.mark.parametrize(
