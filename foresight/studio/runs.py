@@ -169,7 +169,7 @@ class Library:
         return {
             **row,
             "config": config,
-            "summary": read_json(path / "summary.json"),
+            "summary": _summary(path, row["step"]),
             "metrics": sorted(columns.values),
             "rows": len(columns.steps),
             "warnings": columns.warnings[-50:],
@@ -325,9 +325,9 @@ def _facts(run: Path) -> dict[str, Any] | None:
     config = _yaml(run / "config.yaml")
     if not config:
         return None
-    summary = read_json(run / "summary.json")
     rows = _last_rows(run / log.METRICS, RECENT)
     before, last = [{}, {}, *rows][-2:]
+    summary = _summary(run, last.get("step", 0))
     health = Health()
     warnings = [text for row in rows for text in health.check(int(row["step"]), row)]
     algorithm = Path(str(config.get("algorithm", ""))).stem
@@ -357,6 +357,12 @@ def _facts(run: Path) -> dict[str, Any] | None:
         "interval": float(last.get("seconds", 0.0)) - float(before.get("seconds", 0.0)) if before else 0.0,
         "changed": max(stamp(run / log.METRICS), stamp(run / "config.yaml"), stamp(run / "summary.json")),
     }
+
+
+def _summary(run: Path, step: int) -> dict[str, Any]:
+    """The summary of a run; none while it continues after its end, as after `foresight resume RUN --steps N`."""
+    summary = read_json(run / "summary.json")
+    return {} if step > summary.get("steps", step) else summary
 
 
 def _last_rows(file: Path, count: int) -> list[dict[str, Any]]:

@@ -37,6 +37,19 @@ def test_the_table_has_what_the_runs_reached() -> None:
     assert found["ppo"]["state"] == "finished"
 
 
+def test_a_finished_run_that_is_continued_is_running_again(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", rows(50))
+    (run / "summary.json").write_text(json.dumps({"steps": 50, "seconds": 9.0, "command": "foresight train ppo"}))
+    library = Library([tmp_path])
+    (found,) = library.table()
+    assert (found["state"], found["steps"], found["seconds"]) == ("finished", 50, 9.0)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 51, "seconds": 9.5, "return": 1.0}) + "\n")
+    (found,) = library.table()
+    assert (found["state"], found["step"], found["steps"], found["seconds"]) == ("running", 51, 100, 9.5)
+    assert library.detail(found["id"])["summary"] == {}
+
+
 def test_a_curve_is_the_log_and_what_is_appended_is_read(tmp_path: Path) -> None:
     run = make(tmp_path / "run", rows(50))
     library = Library([tmp_path])
