@@ -36,11 +36,10 @@ def list_(json: bool = False) -> int:
 
 
 def _best(rows: list[results.Row]) -> str:
-    """The first result, its file, and the number of further results."""
+    """The first result and the number of further ones."""
     if not rows:
-        return "not run"
-    more = f" (+{len(rows) - 1})" if len(rows) > 1 else ""
-    return f"{rows[0].text()}\n{rows[0].file}{more}"
+        return "no published result"
+    return rows[0].text() + (f"; {len(rows) - 1} more" if len(rows) > 1 else "")
 
 
 def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:

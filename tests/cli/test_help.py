@@ -78,7 +78,7 @@ def test_list_and_show_print_json(call: Callable, push: object) -> None:
 
 def test_list_and_show_print_text(call: Callable, push: object) -> None:
     table = call("list").out
-    assert "ppo" in table and "results/ppo-CartPole-v1.json" in table and "not run" in table
+    assert "ppo" in table and "more" in table and "no published result" in table
     assert "results/ppo-CartPole-v1.json" in call("show", "ppo").out and "not run" in call("show", "push.py").out
     text = call("show", "push.py").out
     assert "always push right" in text and "learning_rate" in text and "made up" in text

@@ -89,7 +89,7 @@ class Progress:
             self._write(self.line())
             for sample in self._samples[:2]:
                 question, answer = _short(sample.get("prompt"), 60), _short(sample.get("completion"), 60)
-                self._write(f"  {question} → {answer}  ({number(sample.get('reward'))})")
+                self._write(f"  {question} → {answer}  (reward {number(sample.get('reward'))})")
 
     def note(self, text: str) -> None:
         """Show a message, such as a health warning; the last three stay visible."""
