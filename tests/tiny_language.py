@@ -8,13 +8,19 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from foresight.nets.language import pretrained
 from foresight.nets.language.model import LanguageModel
 
 CHARACTERS = ["<eos>", *"0123456789+=? abcdefghijklmnopqrstuvwxyzW"]
+END = "<|endoftext|>"  # transformers adds it to what it reads from GGUF, if it is missing
+OPENED = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TEXT = "What is 12+34? It is 46, said Ada: five apples, six pears."
 
 
 def write(folder: Path, seed: int = 0, dim: int = 32, layers: int = 2, characters: Sequence[str] = CHARACTERS) -> Path:
@@ -51,3 +57,26 @@ def folder(seed: int = 0, size: int = len(CHARACTERS)) -> str:
 def model(seed: int = 0) -> LanguageModel:
     """A fresh copy of it in float32."""
     return pretrained.load(folder(seed), precision="float32")
+
+
+def byte_level(folder: Path, tied: bool = True) -> Path:
+    """A random Llama with the kind of tokenizer that SmolLM2 has."""
+    table = Tokenizer(models.BPE())
+    table.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    table.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=[END, "<user>", "<assistant>"], initial_alphabet=alphabet, show_progress=False
+    )
+    table.train_from_iterator([TEXT] * 4, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=table, eos_token=END, pad_token=END)
+    tokenizer.chat_template = OPENED
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=table.get_vocab_size(), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied,
+        bos_token_id=None, eos_token_id=0, pad_token_id=0, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -118,9 +118,10 @@ def eval_(
 
 def export(
     run: Annotated[str, tyro.conf.Positional],
-    format: Literal["torchscript", "onnx", "merged", "adapter"] = "torchscript",
+    format: Literal["torchscript", "onnx", "merged", "adapter", "gguf"] = "torchscript",
     out: str | None = None,
     checkpoint: str = "latest",
+    quantize: tuple[Literal["f16", "q8_0", "q4_0"], ...] = ("f16",),
 ) -> int:
     """Export the greedy policy of a run for use without foresight: as a file, or as the folder of a language model.
 
@@ -128,13 +129,14 @@ def export(
         run: a run directory.
         format: torchscript (for torch.jit.load) or onnx (needs the packages onnx and onnxscript), with a recurrent
             state as inputs and outputs; for a language model merged or adapter, a Hugging Face folder with a model
-            card.
-        out: the file or folder to write; default: policy.pt, policy.onnx, merged or adapter in the run directory.
+            card, or gguf, for llama.cpp.
+        out: the file or folder to write; default: policy.pt, policy.onnx, merged, adapter or gguf in the run directory.
         checkpoint: latest, best, or a step.
+        quantize: of gguf: 16, 8.5 or 4.5 bits a weight; with several, a file each. The card has the accuracy of each.
     """
     from foresight.runtime.export import export as write
 
-    screen.stdout().print(f"Written to {write(run, format, out, checkpoint)}", markup=False, soft_wrap=True)
+    screen.stdout().print(f"Written to {write(run, format, out, checkpoint, quantize)}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,37 @@ def write(folder: Path, settings: Settings, summary: dict[str, Any]) -> Path:
         library = "foresight" if kind.startswith("foresight") else "transformers"  # the library that loads it
     use = scoring(folder) if catalog.entry(settings.algorithm).name == "reward_model" else ""
     checkpoint.write_atomic(folder / "README.md", text(settings, summary, library) + use)
+    return folder / "README.md"
+
+
+@dataclass(frozen=True)
+class File:
+    """A GGUF file: its name, its bytes, and the evaluation of the model in it (None: it could not be measured)."""
+
+    name: str
+    size: int
+    evaluation: dict[str, Any] | None
+
+
+def write_files(folder: Path, settings: Settings, summary: dict[str, Any], files: Sequence[File]) -> Path:
+    """Write the `README.md` of a folder of GGUF files: the card, and each file's size and results."""
+    metric = summary["evaluation"]["metric"]
+    rows = [(file, file.evaluation) for file in files]
+    shown = "\n".join(
+        f"| `{file.name}` | {file.size / 1e6:,.1f} MB | {'not measured | |' if found is None else _row('', found)[5:]}"
+        for file, found in rows
+    )
+    use = f"""
+## Files
+
+| file | size | {metric} | standard deviation | rows |
+|---|---|---|---|---|
+{shown}
+
+Each was read back and evaluated as the run was. llama.cpp runs them (`llama-cli -m {files[0].name}`), and so does
+foresight: `--model {files[0].name}`.
+"""
+    checkpoint.write_atomic(folder / "README.md", text(settings, summary, "gguf") + use)
     return folder / "README.md"
 
 

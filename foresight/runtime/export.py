@@ -1,7 +1,7 @@
 """Exports a trained policy that runs without this library: a TorchScript or ONNX file, or a Hugging Face folder.
 
 A language model is exported as a folder that `transformers` loads, with its model card: merged or, for a run with LoRA,
-as an adapter.
+as an adapter. Or as a folder of GGUF files, which llama.cpp runs: the card has the accuracy of each quantization.
 
 Any other policy is exported as its greedy `act`: inputs are the parts of the observation and, for a policy with memory,
 the leaves of its carry; outputs are the action and the leaves of the next carry. All have a leading batch dim of any
@@ -14,7 +14,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import tempfile
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from foresight.runtime import card, kinds, run
 from foresight.runtime.agent import Agent
 from foresight.runtime.catalog import Algorithm, State
 
-FORMATS = ("torchscript", "onnx", "merged", "adapter")
+FORMATS = ("torchscript", "onnx", "merged", "adapter", "gguf")
 FOLDERS = ("merged", "adapter")  # of a language model
 SUFFIXES = {"torchscript": ".pt", "onnx": ".onnx"}
 
@@ -59,16 +61,23 @@ class Exported(nn.Module):
 
 
 def export(
-    path: str | Path, kind: str = "torchscript", out: str | Path | None = None, checkpoint: str | int = "latest"
+    path: str | Path,
+    kind: str = "torchscript",
+    out: str | Path | None = None,
+    checkpoint: str | int = "latest",
+    quantize: Sequence[str] = ("f16",),
 ) -> Path:
     """Write the policy of the run at `path` to `out`; returns that path.
 
-    The default is `policy.pt` or `policy.onnx` in the run, or the folder `merged` or `adapter`. A TorchScript file
-    contains a description of its inputs and outputs, `policy.json`; an ONNX file names them. Raises UserError for an
-    unknown format or one that the run does not support, and if packages are missing.
+    The default is `policy.pt` or `policy.onnx` in the run, or the folder `merged`, `adapter` or `gguf`, with a file for
+    each of `quantize`: "f16", "q8_0" or "q4_0". A TorchScript file contains a description of its inputs and
+    outputs, `policy.json`; an ONNX file names them. Raises UserError for an unknown format or one that the run does not
+    support, and if packages are missing.
     """
     if kind not in FORMATS:
         raise errors.unknown("format", kind, FORMATS)
+    if kind == "gguf":
+        return _gguf(Path(path), quantize, Path(path) / kind if out is None else Path(out), checkpoint)
     if kind in FOLDERS:
         return _folder(Path(path), kind, Path(path) / kind if out is None else Path(out), checkpoint)
     agent = run.load(path, checkpoint, device="cpu")
@@ -83,27 +92,71 @@ def export(
     return file
 
 
-def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
+def _ended(path: Path, kind: str) -> run.Run:
+    """The run of a language model at `path`. Raises UserError if it is another one, or has not ended."""
     found = run.Run(path)
     if kind not in kinds.get(found.settings.kind).exports:
         raise UserError(f"'{kind}' is for language models, but {path} is a run on '{found.settings.env}'.")
-    if kind == "adapter" and not found.settings.config.get("lora"):
-        raise UserError(f"{path} has no adapter. Train with --lora, or export it as merged.")
-    if kind == "adapter" and (Path(found.settings.config["model"]) / "adapter_config.json").is_file():
-        raise UserError(f"{path} started from an adapter, so its own holds only later changes. Export it as merged.")
     if not found.summary:
         raise UserError(
             f"{path} has not ended, so there are no results for its card. Finish it with: foresight resume {path}"
         )
+    return found
+
+
+def _results(agent: Agent, summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of the run for a card, which must report the exported checkpoint."""
+    if agent.step == summary["steps"]:
+        return summary
+    return {**summary, "steps": agent.step, "evaluation": agent.evaluate().document()}
+
+
+def _gguf(path: Path, quantize: Sequence[str], out: Path, checkpoint: str | int) -> Path:
+    """A GGUF file for each of `quantize`, read back and evaluated, and their card."""
+    found = _ended(path, "gguf")
+    from foresight.nets.language import gguf, pretrained  # late: they bring transformers
+
+    for name in quantize:
+        if name not in gguf.QUANTIZATIONS:
+            raise errors.unknown("quantization", name, gguf.QUANTIZATIONS)
+    if out.exists() and (not out.is_dir() or any(x.suffix not in (".gguf", ".md") for x in out.iterdir())):
+        raise UserError(f"{out} exists and is not an export as GGUF: choose another --out.")
+    agent = run.load(path, checkpoint, device="cpu")
+    try:
+        if not hasattr(agent.state, "policy"):
+            raise UserError(
+                f"{path} is a run of {found.settings.algorithm}, which writes no text: export it as merged."
+            )
+        summary, files = _results(agent, found.summary), list[card.File]()
+        with tempfile.TemporaryDirectory() as folder:
+            merged = agent.module.export(agent.state, Path(folder) / "merged", True)
+            for name in quantize:
+                file = gguf.write(merged, out / f"model-{name}.gguf", name)
+                agent.state.policy = pretrained.load(str(file), "cpu", found.settings.config.get("precision", "auto"))
+                try:
+                    measured = agent.evaluate().document()
+                except UserError:  # its task or data is not here
+                    measured = None
+                files.append(card.File(file.name, file.stat().st_size, measured))
+    finally:
+        agent.close()
+    card.write_files(out, found.settings, summary, files)
+    return out
+
+
+def _folder(path: Path, kind: str, out: Path, checkpoint: str | int) -> Path:
+    found = _ended(path, kind)
+    if kind == "adapter" and not found.settings.config.get("lora"):
+        raise UserError(f"{path} has no adapter. Train with --lora, or export it as merged.")
+    if kind == "adapter" and (Path(found.settings.config["model"]) / "adapter_config.json").is_file():
+        raise UserError(f"{path} started from an adapter, so its own holds only later changes. Export it as merged.")
     from foresight.nets.language import pretrained  # late: it brings transformers
 
     pretrained.check_folder(out)
     agent = run.load(path, checkpoint, device="cpu")
     try:
         written: Path = agent.module.export(agent.state, out, kind == "merged")
-        summary = found.summary
-        if agent.step != summary["steps"]:  # the card must report the exported checkpoint
-            summary = {**summary, "steps": agent.step, "evaluation": agent.evaluate().document()}
+        summary = _results(agent, found.summary)
     finally:
         agent.close()
     card.write(written, found.settings, summary)

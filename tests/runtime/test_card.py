@@ -15,7 +15,7 @@ from foresight.errors import UserError
 from foresight.runtime import card, catalog, run
 from foresight.runtime.export import export
 from tests import tiny_language
-from tests.sabotage import sabotaged_by
+from tests.sabotage import change, sabotaged_by
 
 
 def _trained(tmp_path: Path, name: str = "sft", **fields) -> run.Run:
@@ -157,3 +157,21 @@ def test_what_cannot_be_exported_is_named(tmp_path):
     (done.path / "summary.json").unlink()
     with pytest.raises(UserError, match="has not ended"):
         export(done.path, "merged")
+
+
+@sabotaged_by("foresight.nets.language.gguf._kind", change("quantization", lambda _: "f16"))
+def test_gguf_files_are_evaluated_and_their_card_says_how(tmp_path):
+    done = _trained(tmp_path, model=str(tiny_language.byte_level(tmp_path / "model")), lora=2, learning_rate=1e-2)
+    folder = export(done.path, "gguf", quantize=("f16", "q4_0"))
+    shown = (folder / "README.md").read_text(encoding="utf-8")
+    found = {}
+    for name in ("f16", "q4_0"):
+        (row,) = [x.split("|") for x in shown.splitlines() if x.startswith(f"| `model-{name}.gguf`")]
+        found[name] = float(row[3])
+    mean = done.summary["evaluation"]["mean"]
+    assert abs(found["f16"] - mean) < 0.01 * abs(mean)  # adapters are in it
+    assert found["q4_0"] != found["f16"] and ModelCard(shown).data["library_name"] == "gguf"
+    with pytest.raises(UserError, match="not an export"):
+        export(done.path, "gguf", done.path)
+    with pytest.raises(UserError, match="Did you mean 'q8_0'"):
+        export(done.path, "gguf", quantize=("q8",))

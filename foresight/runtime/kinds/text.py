@@ -178,6 +178,6 @@ KIND = Kind(
     synchronize=_synchronize,
     describe=_describe,
     act=_act,
-    exports=("merged", "adapter"),
+    exports=("merged", "adapter", "gguf"),
     pictures=("eval",),
 )

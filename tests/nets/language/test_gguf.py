@@ -1,0 +1,64 @@
+"""GGUF: what is written is read back, and its logits are those of the stored weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from foresight.errors import UserError
+from foresight.nets.language import gguf, pretrained
+from foresight.nets.language.model import LanguageModel
+from tests import tiny_language
+from tests.sabotage import change, sabotaged_by
+
+
+def logits(model: LanguageModel, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model.logits(model(torch.tensor([ids]), torch.tensor([len(ids)]))[0])[0]
+
+
+@sabotaged_by("foresight.nets.language.gguf.interleaved", lambda f: lambda matrix, heads: matrix)
+def test_float16_has_the_logits_of_the_rounded_weights(tmp_path: Path):
+    folder = tiny_language.byte_level(tmp_path / "model")
+    read = pretrained.load(str(gguf.write(folder, tmp_path / "model-f16.gguf")), precision="float32")
+    rounded = pretrained.load(str(folder), precision="float32")
+    for weight in rounded.module.parameters():
+        if weight.dim() == 2:
+            weight.data = weight.data.half().float()
+    ids = read.tokenizer.encode(tiny_language.TEXT)
+    assert ids == PreTrainedTokenizerFast.from_pretrained(folder).encode(tiny_language.TEXT) and len(ids) > 10
+    assert torch.equal(logits(read, ids), logits(rounded, ids))
+    assert (read.tokenizer.eos_token, read.tokenizer.chat_template) == (tiny_language.END, tiny_language.OPENED)
+    assert read.module.config.tie_word_embeddings
+
+
+@sabotaged_by("foresight.nets.language.gguf._kind", change("quantization", lambda _: "q4_0"))
+def test_quantized_logits_are_near_and_files_are_small(tmp_path: Path):
+    """The step of 8 bits is 1/127 of the largest weight of a block, that of 4 bits 1/8: each about 16 times coarser."""
+    folder = tiny_language.byte_level(tmp_path / "model", tied=False)
+    model = pretrained.load(str(folder), precision="float32")
+    ids = model.tokenizer.encode(tiny_language.TEXT)
+    plain, error, size = logits(model, ids), {}, {}
+    for kind in gguf.QUANTIZATIONS:
+        file = gguf.write(folder, tmp_path / f"{kind}.gguf", kind)
+        read = pretrained.load(str(file), precision="float32")
+        error[kind] = ((logits(read, ids) - plain).std() / plain.std()).item()
+        size[kind] = file.stat().st_size
+    assert error["f16"] < 5e-3
+    assert 5 < error["q8_0"] / error["f16"] < 50 and 5 < error["q4_0"] / error["q8_0"] < 50
+    assert size["f16"] > size["q8_0"] > size["q4_0"]
+
+
+def test_what_cannot_be_written_or_read_is_named(tmp_path: Path):
+    with pytest.raises(UserError, match="byte-level BPE"):
+        gguf.write(tiny_language.folder(), tmp_path / "x.gguf")
+    with pytest.raises(UserError, match="Did you mean 'q8_0'"):
+        gguf.write(tiny_language.folder(), tmp_path / "x.gguf", "q8")
+    with pytest.raises(UserError, match="No file"):
+        pretrained.load(str(tmp_path / "x.gguf"))
+    (tmp_path / "x.gguf").write_bytes(b"GGUF and nothing else")
+    with pytest.raises(UserError, match="no GGUF file"):
+        pretrained.load(str(tmp_path / "x.gguf"))
