@@ -122,6 +122,7 @@ def export(
     out: str | None = None,
     checkpoint: str = "latest",
     quantize: tuple[Literal["f16", "q8_0", "q4_0"], ...] = ("f16",),
+    push: str | None = None,
 ) -> int:
     """Export the greedy policy of a run for use without foresight: as a file, or as the folder of a language model.
 
@@ -133,10 +134,15 @@ def export(
         out: the file or folder to write; default: policy.pt, policy.onnx, merged, adapter or gguf in the run directory.
         checkpoint: latest, best, or a step.
         quantize: of gguf: 16, 8.5 or 4.5 bits a weight; with several, a file each. The card has the accuracy of each.
+        push: OWNER/NAME: also upload it to the Hugging Face hub, for foresight.load("hub:OWNER/NAME").
     """
-    from foresight.runtime.export import export as write
+    from foresight.runtime import export as exports
 
-    screen.stdout().print(f"Written to {write(run, format, out, checkpoint, quantize)}", markup=False, soft_wrap=True)
+    written = exports.export(run, format, out, checkpoint, quantize)
+    screen.stdout().print(f"Written to {written}", markup=False, soft_wrap=True)
+    if push is not None:
+        address = exports.share(run, push, written, checkpoint)
+        screen.stdout().print(f"Uploaded to {address}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -94,6 +94,48 @@ foresight: `--model {files[0].name}`.
     return folder / "README.md"
 
 
+def policy(settings: Settings, step: int, evaluation: dict[str, Any]) -> str:
+    """The card of a run without a language model: what it was trained on, how well it does, and how it is loaded."""
+    entry, env = catalog.entry(settings.algorithm), Path(settings.env).name
+    name = f"{entry.name} on {env}"
+    what = f"{evaluation['metric']}, {evaluation['n']} episodes, seed {settings.seed}"
+    result = {
+        "task": {"type": "reinforcement-learning"},
+        "dataset": {"type": env, "name": env},
+        "metrics": [{"type": evaluation["metric"], "value": evaluation["mean"], "name": what}],
+    }
+    front = {
+        "library_name": "foresight",
+        "pipeline_tag": "reinforcement-learning",
+        "tags": ["foresight", entry.name, env, *(f"arxiv:{number}" for number in ARXIV.findall(entry.doc))],
+        "model-index": [{"name": name, "results": [result]}],
+    }
+    changed = "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.typed().config.items())
+    return f"""---
+{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()}
+---
+
+# {name}
+
+{entry.title}
+
+| | {evaluation["metric"]} | standard deviation | episodes |
+|---|---|---|---|
+{_row(f"after {step:,} {entry.unit}, seed {settings.seed}", evaluation)}
+
+```python
+import foresight
+
+agent = foresight.load("hub:OWNER/NAME")
+agent.evaluate()
+```
+
+```yaml
+{changed}
+```
+"""
+
+
 def text(settings: Settings, summary: dict[str, Any], library: str = "transformers") -> str:
     """The card as Markdown with front matter; `library` is the one that loads the folder."""
     entry, model = catalog.entry(settings.algorithm), str(settings.config.get("model", ""))  # "": random weights

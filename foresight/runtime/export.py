@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -90,6 +91,22 @@ def export(
     finally:
         agent.close()
     return file
+
+
+def share(path: str | Path, name: str, written: Path, checkpoint: str | int = "latest") -> str:
+    """Upload a run to the hub as `name` ("OWNER/NAME"), with its exported file `written`; returns the address.
+
+    A language model is uploaded as the folder `written`; another run as what `foresight.load("hub:OWNER/NAME")` needs.
+    Raises UserError as `hub.push` does.
+    """
+    from foresight.runtime import hub
+
+    if written.is_dir():
+        return hub.push(written, name)
+    with tempfile.TemporaryDirectory() as folder:
+        hub.slim(Path(path), Path(folder), checkpoint)
+        shutil.copyfile(written, Path(folder) / written.name)
+        return hub.push(Path(folder), name)
 
 
 def _ended(path: Path, kind: str) -> run.Run:

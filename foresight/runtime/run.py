@@ -207,8 +207,8 @@ def load(
 ) -> Agent:
     """The trained `Agent` of a run: `agent.act(obs)`. `checkpoint` is "latest", "best" or a step.
 
-    `path` is a run directory, or the name of a bundled agent: `connect_four`. `completer` is the URL of a server that
-    samples instead of the language model, with the server's own weights.
+    `path` is a run directory, the name of a bundled agent (`connect_four`), or `hub:OWNER/NAME`. `completer` is the URL
+    of a server that samples instead of the language model, with the server's own weights.
 
     Raises UserError if there is no such run or checkpoint, or if it is damaged.
     """
@@ -218,7 +218,11 @@ def load(
 
 
 def find(path: str | Path) -> Path:
-    """The run directory `path`; otherwise the bundled agent of that name."""
+    """The run directory `path`; otherwise the bundled agent of that name. `hub:OWNER/NAME` is downloaded."""
+    if str(path).startswith("hub:"):
+        from foresight.runtime import hub
+
+        return hub.pull(str(path).removeprefix(hub.PREFIX))
     here, bundled = Path(path).expanduser(), catalog.ROOT / "trained" / str(path)
     return bundled if not here.exists() and len(Path(path).parts) == 1 and bundled.is_dir() else here
 

@@ -160,7 +160,7 @@ def test_what_cannot_be_exported_is_named(tmp_path):
 
 
 @sabotaged_by("foresight.nets.language.gguf._kind", change("quantization", lambda _: "f16"))
-def test_gguf_files_are_evaluated_and_their_card_says_how(tmp_path):
+def test_gguf_files_are_evaluated_and_their_card_reports_it(tmp_path):
     done = _trained(tmp_path, model=str(tiny_language.byte_level(tmp_path / "model")), lora=2, learning_rate=1e-2)
     folder = export(done.path, "gguf", quantize=("f16", "q4_0"))
     shown = (folder / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,133 @@
+"""Runs on the Hugging Face hub: `foresight export RUN --push OWNER/NAME`, and `foresight.load("hub:OWNER/NAME")`.
+
+A repository holds what acting needs: `config.yaml` and one checkpoint (safetensors and JSON, never pickle), without
+replay and moments of optimizers, and a card. A language model is a Hugging Face folder instead, whose hub id is given
+as `--model`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from foresight.data.priorities import Prioritized
+from foresight.data.replay import Replay
+from foresight.data.sequences import Sequences
+from foresight.errors import UserError
+from foresight.runtime import card, catalog, run
+from foresight.runtime.catalog import State
+from foresight.runtime.checkpoints import checkpoint
+
+PREFIX = "hub:"
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+LEFT_OUT = (torch.optim.Optimizer, Replay, Prioritized, Sequences)  # fields of a State that acting does not need
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload `folder` as the repository `name` ("OWNER/NAME"), which is made if it is missing; returns its address.
+
+    Raises UserError for a wrong name, without a login or the right to write, and where the hub cannot be reached.
+    """
+    import huggingface_hub
+
+    _check(name)
+    with _explained(name):
+        api = huggingface_hub.HfApi()
+        address = api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="An export of foresight")
+    return str(address)
+
+
+def pull(name: str) -> Path:
+    """The run directory of the repository `name` ("OWNER/NAME"), downloaded into the hub's cache.
+
+    Raises UserError as `push` does, and for a repository that holds no run of a built-in algorithm: others would run
+    code that came with it.
+    """
+    import huggingface_hub
+
+    _check(name)
+    with _explained(name):
+        folder = Path(huggingface_hub.snapshot_download(name))
+    if not (folder / "config.yaml").is_file():
+        raise UserError(
+            f"{name} holds no run of foresight. A language model of the hub is given by its id: --model {name}"
+        )
+    algorithm = str((catalog.read_yaml(folder / "config.yaml") or {}).get("algorithm"))
+    if algorithm not in catalog.algorithms():
+        raise UserError(
+            f"{name} is a run of {algorithm}, which is not part of foresight: only its own algorithms are run."
+        )
+    return folder
+
+
+def slim(path: Path, folder: Path, which: str | int = "latest") -> Path:
+    """Write into `folder` what acting with the run at `path` needs, and its card; returns `folder`.
+
+    Raises UserError for a run that reads files of this machine, such as recorded episodes.
+    """
+    agent = run.load(path, which, device="cpu")
+    try:
+        if agent.settings.paths:
+            raise UserError(
+                f"{path} reads {', '.join(agent.settings.paths)}, which others do not have: it cannot be shared."
+            )
+        fresh: State = agent.module.build(agent.config, agent.spaces, "cpu")
+        kept = {
+            field.name: getattr(fresh if isinstance(getattr(fresh, field.name), LEFT_OUT) else agent.state, field.name)
+            for field in dataclasses.fields(agent.state)
+        }
+        checkpoint.save(folder / "checkpoints", type(agent.state)(**kept), agent.step)
+        evaluation = agent.evaluate().document()
+    finally:
+        agent.close()
+    alone = dataclasses.replace(agent.settings, actors=0, ray=None, completer=None)  # no machines of the training
+    (folder / "config.yaml").write_text(yaml.safe_dump(alone.document(), sort_keys=False), encoding="utf-8")
+    (folder / "README.md").write_text(card.policy(alone, agent.step, evaluation), encoding="utf-8")
+    return folder
+
+
+def _check(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise UserError(f"'{name}' is no name of a repository: it must be OWNER/NAME, as in ada/ppo-lunar-lander.")
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turn the hub's exceptions into sentences."""
+    from huggingface_hub import errors
+
+    unreachable: tuple[Any, ...] = (
+        OSError,
+        *errors.HfHubHTTPError.__bases__,
+    )  # also offline mode, and what is not cached
+    try:
+        yield
+    except errors.HFValidationError as error:
+        raise UserError(f"'{name}' is no name of a repository: {error}") from error
+    except errors.LocalTokenNotFoundError as error:
+        raise UserError("You are not logged in to the hub. Log in with: hf auth login") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(
+            f"There is no repository {name}, or it is private. If it is yours, log in with: hf auth login"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status == 401:
+            raise UserError("You are not logged in to the hub. Log in with: hf auth login") from error
+        if status == 403:
+            raise UserError(
+                f"Your token may not write to {name}: log in with one that may, or name your own."
+            ) from error
+        raise UserError(f"The hub refused {name} ({error}). Try again later.") from error
+    except unreachable as error:
+        raise UserError(
+            f"The hub cannot be reached for {name} ({error}). Connect to the network, or give the path of a run."
+        ) from error

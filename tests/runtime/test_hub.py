@@ -1,0 +1,111 @@
+"""Sharing a run: a folder plays the hub."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import httpx2
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import ModelCard, errors
+
+import foresight
+from foresight.algorithms.value import dqn
+from foresight.errors import UserError
+from foresight.runtime import hub, run
+from foresight.runtime.export import share
+from tests.sabotage import sabotaged_by
+
+SMALL = dqn.Config(steps=256, num_envs=2, hidden=(8,), learning_starts=32, seed=3)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that plays the hub: a repository is a folder in it."""
+    folder = tmp_path / "hub"
+
+    def create(self: object, name: str, exist_ok: bool) -> str:
+        (folder / name).mkdir(parents=True, exist_ok=exist_ok)
+        return f"https://hub.example/{name}"
+
+    def upload(self: object, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        shutil.copytree(folder_path, folder / repo_id, dirs_exist_ok=True)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name: str(folder / name))
+    return folder
+
+
+def _untrained(original):
+    return lambda path, state, device="cpu": {"step": 256}
+
+
+@sabotaged_by("foresight.runtime.checkpoints.checkpoint.restore", _untrained)
+def test_a_pushed_run_acts_alike(store: Path, tmp_path: Path) -> None:
+    path = run.train(
+        "dqn", env="CartPole-v1", out=tmp_path / "run", show=False, evaluation_episodes=2, config=SMALL
+    ).path
+    (tmp_path / "policy.pt").write_bytes(b"exported")
+    assert share(path, "ada/cart", tmp_path / "policy.pt") == "https://hub.example/ada/cart"
+    mine, theirs = foresight.load(path), foresight.load("hub:ada/cart")
+    obs = torch.randn(50, 4)
+    expected = mine.state.network(obs).mean()
+    torch.testing.assert_close(theirs.state.network(obs).mean(), expected)
+    assert expected.abs().max() > 0.01
+    assert len(mine.state.replay) > 200 and len(theirs.state.replay) == 0  # only what acting needs
+    assert sum(x.stat().st_size for x in (store / "ada/cart").rglob("*") if x.is_file()) < 100_000
+    assert (store / "ada/cart/policy.pt").is_file() and str(tmp_path) not in (
+        store / "ada/cart/config.yaml"
+    ).read_text()
+    card = ModelCard.load(store / "ada/cart/README.md")
+    assert card.data.library_name == "foresight" and card.data.eval_results[0].metric_value == mine.evaluate().mean
+    with pytest.raises(UserError, match="not part of foresight"):  # code of others is not run
+        (store / "ada/cart/config.yaml").write_text("algorithm: evil.py\n")
+        foresight.load("hub:ada/cart")
+    (store / "ada/cart/config.yaml").unlink()
+    with pytest.raises(UserError, match="--model ada/cart"):
+        foresight.load("hub:ada/cart")
+
+
+def _raises(error: Exception):
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    return refuse
+
+
+def _status(code: int) -> httpx2.Response:
+    return httpx2.Response(code, request=httpx2.Request("GET", "https://hub.example"))
+
+
+FAILURES = [
+    (errors.OfflineModeIsEnabled("offline"), "cannot be reached"),
+    (httpx2.ConnectError("no route"), "cannot be reached"),
+    (errors.LocalEntryNotFoundError("not cached"), "cannot be reached"),
+    (errors.LocalTokenNotFoundError("no token"), "hf auth login"),
+    (errors.RepositoryNotFoundError("404", response=_status(404)), "no repository ada/cart"),
+    (errors.HfHubHTTPError("401", response=_status(401)), "not logged in"),
+    (errors.HfHubHTTPError("403", response=_status(403)), "may not write"),
+    (errors.HfHubHTTPError("500", response=_status(500)), "refused"),
+]
+
+
+@pytest.mark.parametrize(("error", "message"), FAILURES)
+def test_failures_of_the_hub_are_sentences(store: Path, tmp_path: Path, monkeypatch, error, message) -> None:
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", _raises(error))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", _raises(error))
+    with pytest.raises(UserError, match=message):
+        hub.push(tmp_path, "ada/cart")
+    with pytest.raises(UserError, match=message):
+        foresight.load("hub:ada/cart")
+
+
+@pytest.mark.parametrize("name", ["cart", "ada/cart/x", "ada/", "a b/c"])
+def test_a_wrong_name_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="OWNER/NAME"):
+        hub.push(tmp_path, name)
+    with pytest.raises(UserError, match="OWNER/NAME"):
+        foresight.load(f"hub:{name}")
