@@ -38,6 +38,10 @@ class SharedTrunk(nn.Module):
         """The input of head `index`."""
         return self.last[index](self._features(obs))
 
+    def last_layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the layer that makes the input of head `index`."""
+        return self.last[index].weight, self.last[index].bias  # type: ignore[return-value]
+
     def vjp(self, obs: Tree) -> None:
         """Not supported: use autograd."""
 
@@ -62,6 +66,10 @@ class VectorizedMLP(nn.Module):
     def single(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
         return self.mlp.single(index, self.vectorizer(obs))
+
+    def last_layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """See `StackedMLP.last_layer`."""
+        return self.mlp.last_layer(index)
 
     def vjp(self, obs: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
         """See `StackedMLP.vjp`."""
@@ -89,6 +97,10 @@ class SeparateNetworks(nn.Module):
     def single(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
         return (self.policy, self.value)[index].single(0, obs)
+
+    def last_layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the layer that makes the input of head `index`."""
+        return (self.policy, self.value)[index].last_layer(0)
 
     def vjp(self, obs: Tree) -> None:
         """Not supported: use autograd."""
@@ -126,6 +138,10 @@ class ActorCritic(nn.Module):
         """Policy and value in one pass."""
         policy, value = self.body(self._normal(obs))
         return self._actions(policy, obs), self.value_head(value)
+
+    def value_layer(self) -> tuple[Tensor, Tensor]:
+        """Weight `[1, D]` and bias `[1]` of the layer that makes the input of the value head."""
+        return self.body.last_layer(1)
 
     def initial(self, batch: int) -> None:
         """The initial carry: None, as there is no memory."""

@@ -5,12 +5,14 @@ They have no linear layer, so the same head works on a fused MLP, a convolutiona
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from foresight.nets.outputs import Categorical, MultiCategorical, Normal, Scalar, TanhNormal, TwoHot
+from foresight.ops import value
 
 
 class CategoricalHead(nn.Module):
@@ -62,6 +64,36 @@ class TanhNormalHead(nn.Module):
         """`y` is means, then log-stds. `mask` is ignored."""
         mean, log_std = y.chunk(2, -1)
         return TanhNormal(mean, log_std.clamp(*self.bounds).exp())
+
+
+class PopArtHead(nn.Module):
+    """A scalar value that is normalized by moving moments of its targets (PopArt, arXiv:1602.07714).
+
+    The network's output is (V - μ) / σ. Before the first targets σ is 0, and so is the value.
+    """
+
+    width = 1
+    moments: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("moments", torch.zeros(2))  # μ, σ
+
+    def forward(self, y: Tensor) -> Scalar:
+        """`[...]`, in units of the return."""
+        return Scalar(self.moments[0] + self.moments[1] * y.squeeze(-1))
+
+    @torch.no_grad()
+    def update(self, weight: Tensor, bias: Tensor, target: Tensor, rate: float) -> None:
+        """Move the moments toward those of `target`, and `weight` and `bias` of the last layer so that values stay."""
+        found = value.popart(weight, bias, self.moments, target, rate)
+        for old, new in zip((weight, bias, self.moments), found, strict=True):
+            old.copy_(new)
+
+
+def value_scale(head: nn.Module) -> float:
+    """σ of a `PopArtHead`, in which its errors are measured (infinity before the first targets); 1 of others."""
+    return (float(head.moments[1]) or math.inf) if isinstance(head, PopArtHead) else 1.0
 
 
 class ScalarHead(nn.Module):

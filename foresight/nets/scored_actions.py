@@ -8,6 +8,7 @@ moves, items of a list. The order of the actions changes nothing, and a policy f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,11 @@ class ScoredActions(nn.Module):
         each, pooled = self._read(obs)
         found: Tensor = self._scores(each, pooled) if index == 0 else self.last[index - 1](pooled)
         return found
+
+    def last_layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the layer that makes the input of head `index`."""
+        layer: Any = self.score if index == 0 else self.last[index - 1][-1]  # type: ignore[index]
+        return layer.weight, layer.bias
 
     def vjp(self, obs: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], None]] | None:
         """None: autograd does it. See `StackedMLP.vjp`."""

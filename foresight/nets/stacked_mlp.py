@@ -58,6 +58,10 @@ class StackedMLP(nn.Module):
         """`(weight [out, in], bias [out])` of every layer of every MLP: views of `flat`, without gradient."""
         return _split(self.flat.detach(), self.sizes)
 
+    def last_layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the last layer of MLP `index`, as views without gradient."""
+        return self.layers()[index][-1]
+
     def forward(self, x: Tensor) -> Sequence[Tensor]:
         """The output of every MLP."""
         return self._run(x, range(len(self.sizes)))

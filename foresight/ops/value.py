@@ -28,6 +28,26 @@ def clipped_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float) 
     return torch.maximum(squared_loss(value, target), squared_loss(near, target))
 
 
+def popart(weight: Tensor, bias: Tensor, moments: Tensor, target: Tensor, rate: float) -> tuple[Tensor, Tensor, Tensor]:
+    """New moments of the targets, and the last layer that preserves the values V = μ + σ (w h + b) under them.
+
+        w ← w σ / σ',   b ← (σ b + μ - μ') / σ',   μ' = (1 - β) μ + β E[G],   σ'² likewise, of the mixture
+
+    Shapes: weight `[1, D]`, bias `[1]`, moments (μ, σ) `[2]`, target any shape; returns weight, bias and moments. β
+    is `rate`, but 1 at the first targets (σ = 0). The variance of the mixture is that within its parts and between
+    them, which is exact also where the mean is far greater than the deviation. σ' is at least 10⁻⁴. Sources: van
+    Hasselt et al. 2016 (arXiv:1602.07714), prop. 1 and eq. 3; Hessel et al. 2018 (arXiv:1809.04474).
+
+    Becomes the identity when the moments of the targets are those already known.
+    """
+    mean, std = moments
+    rate = rate if std > 0 else 1.0
+    between = rate * (1 - rate) * (target.mean() - mean).square()
+    variance = (1 - rate) * std.square() + rate * target.var(correction=0) + between
+    new_mean, new_std = mean + rate * (target.mean() - mean), variance.sqrt().clamp(min=1e-4)
+    return weight * std / new_std, (std * bias + mean - new_mean) / new_std, torch.stack([new_mean, new_std])
+
+
 def huber_loss(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
     """Quadratic up to an error of `delta`, linear beyond: ½ e² if |e| ≤ δ, else δ (|e| - ½ δ).
 

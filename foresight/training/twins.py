@@ -20,7 +20,7 @@ from foresight.data.replay import Transitions
 from foresight.data.trajectory import Trajectory
 from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.critics import Critics
-from foresight.nets.heads import CategoricalHead
+from foresight.nets.heads import CategoricalHead, PopArtHead
 from foresight.nets.outputs import Categorical
 from foresight.nets.q_network import QNetwork
 from foresight.nets.sequence.memory import MemoryActorCritic
@@ -78,9 +78,10 @@ class Clipped(Protocol):
 
 
 def clipped_objective(state: Clipped, batch: Trajectory, clip: float) -> tuple[Backward, Tensor] | None:
-    """The twin of `ppo.objective`, for one categorical action and separate trunks."""
+    """The twin of `ppo.objective`, for one categorical action and separate trunks, without PopArt."""
     config, network = state.config, state.network
-    if not isinstance(network.policy_head, CategoricalHead) or (found := network.vjp(batch.obs)) is None:
+    scaled = isinstance(network.value_head, PopArtHead)
+    if scaled or not isinstance(network.policy_head, CategoricalHead) or (found := network.vjp(batch.obs)) is None:
         return None
     assert batch.logprob is not None and batch.value is not None
     output, values, back = found

@@ -74,6 +74,9 @@ class Config:
     clip_c: float = 1.0  # c̄: bounds the traces, and so how far TD errors propagate back; at most ρ̄
     clip_pg: float = 1.0  # ρ̄ in the policy gradient
     trace_lambda: float = 1.0  # λ of the traces, remark 2
+    popart_rate: float | None = (
+        None  # β of PopArt per update: values are normalized; 3e-4 in arXiv 1809.04474; None: not
+    )
     max_lag: int | None = None  # updates by which the policy of a rollout may lag; None: no limit; 0: actors wait
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; the paper has none
     activation: str = "tanh"  # activation of the MLPs
@@ -107,7 +110,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     halved = precision.dtype(config.precision, device) is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        head, value_head = encoders.policy_head(spaces.action), heads.ScalarHead()
+        head = encoders.policy_head(spaces.action)
+        value_head = heads.ScalarHead() if config.popart_rate is None else heads.PopArtHead()
         network = memory.actor_critic(
             spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
             config.hidden, config.activation, config.images, None, halved,
@@ -162,12 +166,14 @@ def update(state: State, segment: Rollout) -> dict[str, float]:
             steps.reward, config.gamma * steps.discount, steps.cut, values.value, next_value, ratio,
             config.trace_lambda, config.clip_rho, config.clip_c, config.clip_pg, mask,
         )  # fmt: skip
-    real = mask > 0
-    policy_loss = policy.reinforce(logprob, advantages)[real].sum()
-    value_loss = value.squared_loss(values.value, target)[real].sum()
+    real, scale = mask > 0, heads.value_scale(network.value_head)
+    policy_loss = policy.reinforce(logprob, advantages / scale)[real].sum()
+    value_loss = value.squared_loss(values.value, target)[real].sum() / scale**2
     entropy = output.entropy()[real].sum()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     optim.descend(state.optimizer, loss.backward, config.max_grad_norm, summed=True)
+    if config.popart_rate is not None and isinstance(network.value_head, heads.PopArtHead):
+        network.value_head.update(*network.value_layer(), target[real], config.popart_rate)
     with torch.no_grad():
         count = real.sum().clamp(min=1)
         clipped = (ratio[real] > config.clip_rho).float().sum()

@@ -97,6 +97,7 @@ class Config:
     target_kl: float | None = None  # stop the epochs when the k3 estimate exceeds 1.5 times this, in nats
     normalize_advantage: bool = True  # to mean 0 and std 1 in every minibatch; detail 7
     normalize_obs: bool = False  # subtract the running mean, divide by the running std, clip to ±10; details 28 and 29
+    popart_rate: float | None = None  # β of PopArt (arXiv 1602.07714), per update: values are normalized; None: not
     normalize_reward: bool = False  # divide by the running std of the discounted return, clip to ±10; details 30 and 31
     hidden: tuple[int, ...] = (64, 64)  # hidden layers of the MLPs over vectors; §6.1
     activation: str = "tanh"  # activation of the hidden layers; §6.1
@@ -151,7 +152,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 def _network(config: Config, spaces: Spaces, halved: bool) -> ActorCritic | MemoryActorCritic | VLAActorCritic:
     if config.policy is not None:
         return VLAActorCritic(vla.load(config.policy, spaces.obs, spaces.action)).eval()
-    head, value_head = encoders.policy_head(spaces.action, config.log_std), heads.ScalarHead()
+    head = encoders.policy_head(spaces.action, config.log_std)
+    value_head = heads.ScalarHead() if config.popart_rate is None else heads.PopArtHead()
     normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
     return memory.actor_critic(
         spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
@@ -225,6 +227,7 @@ def objective(state: State, batch: Trajectory, clip: float) -> tuple[Callable[[]
         value_loss = value.squared_loss(predicted, target).mean()
     else:
         value_loss = value.clipped_loss(predicted, old_value, target, config.clip_value).mean()
+    value_loss = value_loss / heads.value_scale(network.value_head) ** 2
     entropy = entropies.mean()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     with torch.no_grad():
@@ -261,6 +264,9 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
+    if config.popart_rate is not None and isinstance(state.network.value_head, heads.PopArtHead):
+        state.network.value_head.update(*state.network.value_layer(), target[mask > 0], config.popart_rate)
+        advantages = advantages / heads.value_scale(state.network.value_head)
     extras = {**batch.extras, "advantage": advantages, "target": target}
     data = batch.replace(mask=None, next_value=None, extras=extras)
     if config.memory is not None:  # minibatches of whole sequences
@@ -324,7 +330,11 @@ def _check(config: Config) -> None:
         )
     if config.ratio not in RATIOS:
         raise errors.unknown("ratio", config.ratio, RATIOS)
-    given = {"memory": config.memory is not None, "normalize_obs": config.normalize_obs}
+    given = {
+        "memory": config.memory is not None,
+        "normalize_obs": config.normalize_obs,
+        "popart_rate": config.popart_rate is not None,
+    }
     if config.policy is not None and any(given.values()):
         name = next(name for name, on in given.items() if on)
         raise UserError(f"A VLA has no {name}: leave out --{name.replace('_', '-')} or --policy.")

@@ -22,7 +22,7 @@ from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.actor_critic import ActorCritic
-from foresight.nets.heads import PolicyHead, ScalarHead
+from foresight.nets.heads import PolicyHead, PopArtHead, ScalarHead
 from foresight.nets.mlp import Encoder, orthogonal
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.outputs import Output, Scalar
@@ -166,7 +166,7 @@ class MemoryActorCritic(nn.Module):
         self,
         trunks: dict[str, Trunk],
         policy_head: PolicyHead,
-        value_head: ScalarHead,
+        value_head: ScalarHead | PopArtHead,
         gains: tuple[float, float],
         normalizer: ObsNormalizer | None = None,
         mask_key: str | None = None,
@@ -206,6 +206,10 @@ class MemoryActorCritic(nn.Module):
         result: tuple[Output, Scalar, Tree] = self(obs, carry, start)
         return result
 
+    def value_layer(self) -> tuple[Tensor, Tensor]:
+        """See `ActorCritic.value_layer`."""
+        return self.last[1].weight, self.last[1].bias  # type: ignore[return-value]
+
     def forward(self, obs: Tree, carry: Tree = None, start: Tensor | None = None) -> tuple[Output, Scalar, Tree]:
         """Policy, value and carry: of single steps `[B, ...]` without `start`, of sequences `[B, T, ...]` with it.
 
@@ -235,7 +239,7 @@ class MemoryActorCritic(nn.Module):
 def actor_critic(
     space: gs.Space[Any],
     policy_head: PolicyHead,
-    value_head: ScalarHead,
+    value_head: ScalarHead | PopArtHead,
     shape: Shape | None,
     backbone: str = "shared",
     hidden: Sequence[int] = (64,),

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gs
+from gymnasium.vector.utils import batch_space
 
-from foresight.algorithms.policy import ppo
+from foresight.algorithms.policy import impala, ppo
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from tests.algorithms.policy.small_envs import Bandit, Clock, choice, hidden_choice, sides
+from tests.algorithms.small_runs import bandit, last
 from tests.algorithms.states import forgets, restored, weights
-from tests.sabotage import sabotaged_by
+from tests.sabotage import change, sabotaged_by
 
 SMALL = ppo.Config(steps=512, num_envs=8, rollout_steps=8, hidden=(16,))
 
@@ -172,3 +174,61 @@ def test_mistakes_are_named(options, message):
 def test_an_action_space_without_a_policy_is_named():
     with pytest.raises(UserError, match="Unsupported action space Text"):
         ppo.build(SMALL, Spaces(gs.Box(0, 1, (2,), np.float32), gs.Text(3)))
+
+
+def _forgets(original):
+    """The moments change, and the last layer does not."""
+    return lambda weight, bias, moments, target, rate: (weight, bias, original(weight, bias, moments, target, rate)[2])
+
+
+@sabotaged_by("foresight.ops.value.popart", _forgets, change("rate", lambda b: 1.0))
+def test_popart_preserves_values_and_follows_the_targets():
+    """Every kind of network; the moments are those of the mixture of both batches of targets."""
+    vector, pixels = gs.Box(-1, 1, (3,), np.float32), gs.Box(0, 255, (3, 36, 36), np.uint8)
+    scored = gs.Dict({"action_features": gs.Box(-1, 1, (4, 2), np.float32), "action_mask": gs.MultiBinary(4)})
+    for space, options in ((vector, {}), (vector, {"memory": "gru"}), (pixels, {}), (scored, {})):
+        config = ppo.Config(popart_rate=0.25, hidden=(8,), **options)
+        state = ppo.build(config, Spaces(space, gs.Discrete(4)))
+        head, network = state.network.value_head, state.network
+        batched = batch_space(space, 5)
+        batched.seed(0)
+        drawn = batched.sample()
+        obs = {k: torch.as_tensor(x) for k, x in drawn.items()} if isinstance(drawn, dict) else torch.as_tensor(drawn)
+
+        def values(network=network, obs=obs):
+            with torch.no_grad():
+                return network.value(obs, network.initial(5)).value
+
+        assert torch.equal(values(), torch.zeros(5))
+        head.update(*network.value_layer(), torch.tensor([10.0, 30.0]), 0.25)
+        torch.testing.assert_close(head.moments, torch.tensor([20.0, 10.0]))
+        torch.testing.assert_close(values(), torch.zeros(5), atol=1e-5, rtol=0)
+        with torch.no_grad():
+            network.value_layer()[0].normal_(generator=torch.Generator().manual_seed(0))
+        before = values()
+        assert before.std() > 0.1
+        head.update(*network.value_layer(), torch.tensor([500.0, 540.0]), 0.25)
+        torch.testing.assert_close(values(), before, atol=1e-3, rtol=1e-5)
+        mixture = 0.75 * 20 + 0.25 * 520, (0.75 * 100 + 0.25 * 400 + 0.75 * 0.25 * 500**2) ** 0.5
+        torch.testing.assert_close(head.moments, torch.tensor(mixture))
+
+
+@sabotaged_by("foresight.nets.heads.value_scale", lambda f: lambda head: 1.0)
+@pytest.mark.parametrize("module", [ppo, impala])
+def test_popart_makes_the_scale_of_rewards_irrelevant(module):
+    """Rewards times 1,024: the same policy, step by step, and values that are 1,024 times as large."""
+    fields = {"normalize_advantage": False, "minibatches": 2} if module is ppo else {"rollouts_per_update": 1}
+    config = module.Config(
+        steps=1_024, num_envs=8, rollout_steps=16, hidden=(8,), learning_rate=1e-2, popart_rate=0.1, entropy_coef=0.0,
+        max_grad_norm=0.5, **fields,
+    )  # fmt: skip
+    policies, values = [], []
+    for scale in (1.0, 1024.0):
+        env = bandit(gs.Discrete(4), lambda c, a, scale=scale: scale * (a == 2).float())
+        state = last(module, config, env)
+        obs = torch.ones(1, 1)
+        policies.append(state.network.policy(obs).logits.detach())
+        values.append(state.network.value(obs).value.detach())
+    torch.testing.assert_close(policies[0], policies[1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(1024 * values[0], values[1], atol=1e-1, rtol=1e-3)
+    assert policies[0].argmax() == 2 and values[0] > 0.1
