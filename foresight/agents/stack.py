@@ -267,7 +267,7 @@ def agent_semantic(agent: Any) -> Semantic:
     def look(errands: Sequence[Errand], texts: Sequence[str]) -> list[tuple[float, float, float]]:
         seen = [points.observation(errand, text) for errand, text in zip(errands, texts, strict=True)]
         action = agent.act({name: np.stack([one[name] for one in seen]) for name in seen[0]})
-        return [(float(x), float(y), float(round(grip))) for x, y, grip in action.tolist()]
+        return [(float(x), float(y), float(round(grip))) for *_, x, y, grip in action.tolist()]
 
     return look
 

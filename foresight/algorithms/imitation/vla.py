@@ -72,6 +72,7 @@ class Config:
     edges: int = 256  # of the bins of a continuous action; RT-1's
     label_smoothing: float = 0.0  # share of each token's probability that is spread evenly; above 0: a careless policy
     head: str = "bins"  # or "flow" for continuous actions, "point" for a point of the picture and then bins
+    points: int = 1  # of head "point": with more, the words alone point first, and the transformer sees what is there
     blind: str | None = None  # "language" or "image": an ablation in which the policy does not see it
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
@@ -91,7 +92,9 @@ class State:
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network and optimizer. Raises UserError for spaces and settings that are not supported."""
-    errors.at_least(1, config, "batch_size", "dim", "layers", "heads", "channels", "patch", "image_tokens", "words")
+    errors.at_least(
+        1, config, "batch_size", "dim", "layers", "heads", "channels", "patch", "image_tokens", "words", "points"
+    )
     if not 0 <= config.label_smoothing < 1:
         raise UserError(f"label_smoothing is a share from 0 to below 1, not {config.label_smoothing}.")
     if config.label_smoothing and config.head == "flow":

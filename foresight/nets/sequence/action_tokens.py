@@ -20,20 +20,22 @@ class ActionTokens(nn.Module):
     A Box has one dim, or two: a chunk `[C, A]` of C actions of A numbers each, whose K = C A tokens are in this order.
     The range of each number is that of the space, until `fit` takes the quantiles 0.01 and 0.99 of the data (OpenVLA,
     arXiv:2406.09246, §3.2); numbers outside are in the outer bins. `allowed` `[K, V]` is true for the tokens that a
-    place may have. With a `grid` of (rows, columns), the first two numbers of a Box are a point, x and y (down) from 0
-    to 1, and one token, the first: its cell, row by row. Raises UserError for other spaces.
+    place may have. With a `grid` of (rows, columns), a Box begins with `points` points, x and y (down) from 0 to 1, of
+    which each is one token: its cell, row by row. Raises UserError for other spaces.
     """
 
     low: Tensor
     high: Tensor
     allowed: Tensor
 
-    def __init__(self, space: gs.Space[Any], edges: int = 256, grid: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, space: gs.Space[Any], edges: int = 256, grid: tuple[int, int] | None = None, points: int = 1
+    ) -> None:
         super().__init__()
-        if grid is not None and not _points(space):
+        if grid is not None and not _begins_with(points, space):
             raise UserError(
-                f"Head 'point' is for actions whose first two numbers are x and y from 0 to 1, not {space}. "
-                "Use --head bins."
+                "Head 'point' is for actions that begin with x and y from 0 to 1, of one point or as many as --points "
+                f"says ({points}), not {space}. Use --head bins."
             )
         if isinstance(space, gs.Discrete):
             sizes = [int(space.n)]
@@ -41,7 +43,7 @@ class ActionTokens(nn.Module):
             sizes = space.nvec.tolist()
         elif isinstance(space, gs.Box) and len(space.shape) in (1, 2) and np.isfinite([space.low, space.high]).all():
             sizes = [edges - 1] * int(np.prod(space.shape))
-            sizes = sizes if grid is None else [grid[0] * grid[1], *sizes[2:]]
+            sizes = sizes if grid is None else [grid[0] * grid[1]] * points + sizes[2 * points :]
             self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32).flatten())
             self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32).flatten())
         else:
@@ -49,7 +51,8 @@ class ActionTokens(nn.Module):
                 f"Actions must be Discrete, MultiDiscrete or a bounded Box of one or two dims, not {space}."
             )
         self.chunked = space.shape if isinstance(space, gs.Box) and len(space.shape) == 2 else None
-        self.continuous, self.single, self.grid = isinstance(space, gs.Box), isinstance(space, gs.Discrete), grid
+        self.continuous, self.single = isinstance(space, gs.Box), isinstance(space, gs.Discrete)
+        self.grid, self.points = grid, points if grid is not None else 0
         self.edges, self.count, self.vocabulary = edges, len(sizes), max(sizes)
         allowed = torch.arange(self.vocabulary) < torch.tensor(sizes)[:, None]
         self.register_buffer("allowed", allowed, persistent=False)
@@ -67,29 +70,31 @@ class ActionTokens(nn.Module):
         """Tokens, int64 `[..., K]`."""
         if self.continuous:
             bins = transforms.to_bins(self.flat(action), self.low, self.high, self.edges)
-            return bins if self.grid is None else torch.cat([self._cell(action[..., :2]), bins[..., 2:]], -1)
+            first = action[..., : 2 * self.points].unflatten(-1, (self.points, 2)) if self.points else None
+            return bins if first is None else torch.cat([self._cell(first), bins[..., 2 * self.points :]], -1)
         return action.long().unsqueeze(-1) if self.single else action.long()
 
     def decode(self, tokens: Tensor) -> Tensor:
         """The action for tokens `[..., K]`."""
         if self.continuous and self.grid is not None:
-            numbers = transforms.from_bins(tokens[..., 1:], self.low[2:], self.high[2:], self.edges)
-            return torch.cat([self._center(tokens[..., :1]), numbers], -1)
+            rest = slice(2 * self.points, None)
+            numbers = transforms.from_bins(tokens[..., self.points :], self.low[rest], self.high[rest], self.edges)
+            return torch.cat([self._center(tokens[..., : self.points]).flatten(-2), numbers], -1)
         if self.continuous:
             return self.shaped(transforms.from_bins(tokens, self.low, self.high, self.edges))
         return tokens.squeeze(-1) if self.single else tokens
 
     def _cell(self, point: Tensor) -> Tensor:
-        """The number `[..., 1]` of the cell of a point `[..., 2]`."""
+        """The number `[...]` of the cell of a point `[..., 2]`."""
         rows, columns = self.grid or (1, 1)
         x, y = point.unbind(-1)
         row, column = (y * rows).long().clamp(0, rows - 1), (x * columns).long().clamp(0, columns - 1)
-        return (row * columns + column).unsqueeze(-1)
+        return row * columns + column
 
     def _center(self, cell: Tensor) -> Tensor:
-        """The middle `[..., 2]` of a cell `[..., 1]`."""
+        """The middle `[..., 2]` of a cell `[...]`."""
         rows, columns = self.grid or (1, 1)
-        return torch.cat([(cell % columns + 0.5) / columns, (cell // columns + 0.5) / rows], -1)
+        return torch.stack([(cell % columns + 0.5) / columns, (cell // columns + 0.5) / rows], -1)
 
     def flat(self, action: Tensor) -> Tensor:
         """The numbers `[..., K]` of actions of a Box."""
@@ -100,10 +105,10 @@ class ActionTokens(nn.Module):
         return x if self.chunked is None else x.unflatten(-1, self.chunked)
 
 
-def _points(space: gs.Space[Any]) -> bool:
-    """Whether actions are numbers of which the first two are from 0 to 1."""
-    box = isinstance(space, gs.Box) and len(space.shape) == 1 and space.shape[0] >= 2
-    return box and (space.low[:2] == 0).all() and (space.high[:2] == 1).all()  # type: ignore[attr-defined]
+def _begins_with(points: int, space: gs.Space[Any]) -> bool:
+    """Whether actions are numbers that begin with pairs from 0 to 1."""
+    box, pairs = isinstance(space, gs.Box) and len(space.shape) == 1 and space.shape[0] >= 2 * points, 2 * points
+    return box and (space.low[:pairs] == 0).all() and (space.high[:pairs] == 1).all()  # type: ignore[attr-defined]
 
 
 class Tokens:

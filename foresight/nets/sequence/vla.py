@@ -6,7 +6,9 @@ attends to an action token. Missing cameras are masked as in Octo (arXiv:2405.12
 
 With head "point" an action begins with a point of the first picture. Its token attends once more, to all cells of the
 picture, and the attention itself is the distribution over cells, as in pointer networks (Vinyals et al. 2015,
-arXiv:1506.03134). The other tokens are given what is seen there.
+arXiv:1506.03134). The other tokens are given what is seen there. If an action begins with several points, the words
+alone point at all but the last, and what is seen there is one more token for the transformer: first where the named
+object is, then the action, as in embodied chain of thought (Zawalski et al. 2024, arXiv:2407.08693).
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class Shape:
     edges: int  # of the bins of a continuous action
     head: str  # one of HEADS
     blind: str | None = None  # one of BLIND: its tokens are masked
+    points: int = 1  # with which an action begins, of head "point"
 
 
 class Features(NamedTuple):
@@ -63,6 +66,7 @@ class Features(NamedTuple):
     hidden: Tensor  # [..., dim]
     actions: Tensor  # [..., K, dim]
     cells: Tensor | None  # [..., cells, channels]
+    first: Tensor | None  # [..., points - 1, cells]: logits of the points of the words
 
 
 class Words(nn.Module):
@@ -152,19 +156,21 @@ class Eye(nn.Module):
 class Pointer(nn.Module):
     """A query `[..., dim]` and `count` cells `[..., cells, channels]` to a logit of each cell, and what is seen there.
 
-    What is seen is the mean of the cells, weighted by their probabilities, as `[..., dim]`.
+    What is seen, and where, is the mean over the cells, weighted by their probabilities, as `[..., dim]`. Each of the
+    `points` has a map of its queries.
     """
 
-    def __init__(self, count: int, channels: int, dim: int) -> None:
+    def __init__(self, count: int, channels: int, dim: int, points: int = 1) -> None:
         super().__init__()
-        self.query, self.key, self.read = nn.Linear(dim, dim), nn.Linear(channels, dim), nn.Linear(channels, dim)
+        self.queries = nn.ModuleList(nn.Linear(dim, dim) for _ in range(points))
+        self.key, self.read = nn.Linear(channels, dim), nn.Linear(channels, dim)
         self.position = nn.Parameter(0.02 * torch.randn(count, dim))
 
-    def forward(self, query: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, cells: Tensor, point: int = -1) -> tuple[Tensor, Tensor]:
         """Logits `[..., cells]` and what is seen `[..., dim]`."""
-        keys = self.key(cells) + self.position
-        logits = (keys @ self.query(query).unsqueeze(-1)).squeeze(-1) * (4 / keys.shape[-1] ** 0.5)
-        return logits, self.read((logits.softmax(-1).unsqueeze(-2) @ cells).squeeze(-2))
+        keys, asked = self.key(cells) + self.position, self.queries[point](query)
+        logits = (keys @ asked.unsqueeze(-1)).squeeze(-1) * (4 / keys.shape[-1] ** 0.5)
+        return logits, (logits.softmax(-1).unsqueeze(-2) @ (self.read(cells) + self.position)).squeeze(-2)
 
 
 class VLA(nn.Module):
@@ -194,7 +200,7 @@ class VLA(nn.Module):
         if config.head == "point":
             _, height, width = _planes(spaces[self.cameras[0]])
             grid = height // config.patch, width // config.patch
-        self.actions = ActionTokens(action, config.edges, grid)
+        self.actions = ActionTokens(action, config.edges, grid, config.points)
         if config.head == "flow" and not self.actions.continuous:
             raise UserError(f"head 'flow' is for actions of a Box, not {action}. Use --head bins.")
         self.words = Words(config.words, config.dim)
@@ -202,7 +208,7 @@ class VLA(nn.Module):
         self.camera = nn.Parameter(0.02 * torch.randn(len(self.cameras), 1, config.dim))
         self.state = nn.ModuleDict({name: nn.Linear(spaces[name].shape[0], config.dim) for name in self.vectors})  # type: ignore[index]
         self.scales = nn.ModuleDict({name: MeanStd(spaces[name].shape[0]) for name in self.vectors})  # type: ignore[index]
-        places = 0 if config.head == "flow" else self.actions.count
+        places = 0 if config.head == "flow" else self.actions.count - max(self.actions.points - 1, 0)
         self.begin = nn.Parameter(0.02 * torch.randn(1, config.dim))  # the token before the first action token
         self.places = nn.Parameter(0.02 * torch.randn(places, config.dim))
         block = TransformerConfig(
@@ -212,7 +218,7 @@ class VLA(nn.Module):
         self.norm = nn.LayerNorm(config.dim)
         self.logits = nn.Linear(config.dim, self.actions.vocabulary)
         self.field = FlowField(self.actions.count, config.dim) if config.head == "flow" else None
-        self.pointer = None if grid is None else Pointer(grid[0] * grid[1], config.channels, config.dim)
+        self.pointer = None if grid is None else Pointer(grid[0] * grid[1], config.channels, config.dim, config.points)
         for name, weight in self.blocks.named_parameters():
             if weight.ndim == 2:
                 nn.init.normal_(weight, std=0.02)
@@ -229,15 +235,15 @@ class VLA(nn.Module):
     def features(self, obs: Tree) -> Features:
         """What the actions depend on."""
         lead = obs[MISSION].shape[:-1]
-        x, seen, cells = self._prefix(obs)
+        x, seen, *picture = self._prefix(obs)
         places = len(self.places)
         x = torch.cat([x, self.places.expand(len(x), -1, -1)], 1)
         allowed = attention_mask(seen, places)
         for block in self.blocks[:-1]:
             x, *_ = block(x, None, allowed, NO_CACHE, 0)
         x = self.norm(self._last(x, allowed, 1 + places))
-        cells = cells.unflatten(0, lead) if cells is not None else None
-        return Features(x[:, -1 - places].unflatten(0, lead), x[:, x.shape[1] - places :].unflatten(0, lead), cells)
+        hidden, actions = x[:, -1 - places].unflatten(0, lead), x[:, x.shape[1] - places :].unflatten(0, lead)
+        return Features(hidden, actions, *(part if part is None else part.unflatten(0, lead) for part in picture))
 
     def _last(self, x: Tensor, allowed: Tensor, count: int) -> Tensor:
         """The last block at the last `count` tokens `[N, count, dim]`: no other one is read after it."""
@@ -249,22 +255,23 @@ class VLA(nn.Module):
 
     def output(self, features: Features) -> Tokens | Flow:
         """The distribution over actions."""
-        hidden, actions, cells = features
+        hidden, actions, cells, first = features
         if self.field is not None:
             return Flow(self.field, hidden, self.actions)
         if self.pointer is None or cells is None:
             return Tokens(self.logits(actions), self.actions)
         point, there = self.pointer(actions[..., 0, :], cells)
         others = self.logits(F.gelu(actions[..., 1:, :] + there.unsqueeze(-2)))
-        point = F.pad(point, (0, others.shape[-1] - point.shape[-1]))
-        return Tokens(torch.cat([point.unsqueeze(-2), others], -2), self.actions)
+        points = point.unsqueeze(-2) if first is None else torch.cat([first, point.unsqueeze(-2)], -2)
+        points = F.pad(points, (0, others.shape[-1] - points.shape[-1]))
+        return Tokens(torch.cat([points, others], -2), self.actions)
 
     def forward(self, obs: Tree) -> Tokens | Flow:
         """The distribution over actions."""
         return self.output(self.features(obs))
 
-    def _prefix(self, obs: Tree) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The tokens before the actions `[N, P, dim]`, which are seen `[N, P]`, and the first picture's cells."""
+    def _prefix(self, obs: Tree) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The tokens before the actions `[N, P, dim]`, which are seen `[N, P]`, `Features.cells` and `.first`."""
         for name in (*self.cameras, *self.vectors):
             if name not in obs:
                 raise UserError(
@@ -287,13 +294,20 @@ class VLA(nn.Module):
             tokens.append(vectors_of + self.camera[i])
             seen.append(visible.expand(-1, self.config.image_tokens))
             pictures.append(cells * visible.unsqueeze(-1))
+        first = []
+        for i in range(self.actions.points - 1 if self.pointer is not None else 0):
+            logits, there = self.pointer(mean, pictures[0], i)  # type: ignore[misc]
+            first.append(logits)
+            tokens.append(there.unsqueeze(1))
+            seen.append(seen[0][:, :1])
         for name in self.vectors:
             values = self.scales[name].encode(obs[name].flatten(0, -2)).clamp(-10, 10)  # type: ignore[operator]
             tokens.append(self.state[name](values).unsqueeze(1))
             seen.append(spoken.new_ones(len(spoken), 1))
         tokens += [vectors, self.begin.expand(len(vectors), -1, -1)]
         seen += [spoken, spoken.new_ones(len(spoken), 1)]
-        return torch.cat(tokens, 1), torch.cat(seen, 1), pictures[0] if pictures else None
+        points = torch.stack(first, 1) if first else None
+        return torch.cat(tokens, 1), torch.cat(seen, 1), pictures[0] if pictures else None, points
 
 
 def attention_mask(seen: Tensor, places: int) -> Tensor:

@@ -155,8 +155,13 @@ def test_points_are_scored_and_a_saved_state_continues() -> None:
     env.reset(0)
     total, saved = torch.zeros(8), None
     for t in range(points.SCENES):
-        wanted = [script.point(*points.scene(seed, "held_out")) for seed in env._rules.seeds.tolist()]
-        torch.testing.assert_close(env.expert(), torch.tensor(wanted))
+        scenes = [points.scene(seed, "held_out") for seed in env._rules.seeds.tolist()]
+        wanted = [script.point(*one) for one in scenes]
+        torch.testing.assert_close(env.expert()[:, 2:], torch.tensor(wanted))
+        for (errand, text), (x, y, *_) in zip(scenes, env.expert().tolist(), strict=True):
+            for thing in errand.things:
+                if text in (f"pick up the {thing.name}", f"bring it to the {thing.name}"):
+                    assert (x, y) == pytest.approx(center(thing.cell))
         if t == 10:
             saved = copy.deepcopy(env.state_dict())
         feedback = env.step(env.expert())
@@ -170,7 +175,7 @@ def test_points_are_scored_and_a_saved_state_continues() -> None:
     env.step(env.expert())
     assert (other._rules.seeds == env._rules.seeds).all()
     env.reset(1)
-    wrong = env.step(env.expert() + torch.tensor([0.1, 0.0, 0.0])).reward
+    wrong = env.step(env.expert() + torch.tensor([0.0, 0.0, 0.1, 0.0, 0.0])).reward
     assert not wrong.any()
 
 

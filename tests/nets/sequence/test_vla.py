@@ -54,10 +54,10 @@ def _everything(original):
 @sabotaged_by("foresight.nets.sequence.vla.attention_mask", _everything)
 def test_no_action_token_attends_to_an_action_token() -> None:
     net = network()
-    before, at, _ = net.features(seen())
+    before, at, *_ = net.features(seen())
     with torch.no_grad():
         net.places[1] += torch.arange(16.0)
-    before_after, at_after, _ = net.features(seen())
+    before_after, at_after, *_ = net.features(seen())
     torch.testing.assert_close(before_after, before)  # what comes before them does not see them either
     torch.testing.assert_close(at_after[:, [0, 2]], at[:, [0, 2]])
     assert (at_after[:, 1] - at[:, 1]).abs().max() > 1e-3
@@ -186,7 +186,7 @@ def test_mistakes_are_named(tmp_path) -> None:
         ({"action": gs.Discrete(3), "head": "flow"}, "head 'flow' is for actions of a Box"),
         ({"head": "bin"}, "Did you mean 'bins'"),
         ({"blind": "speech"}, "Unknown blind 'speech'"),
-        ({"action": ARM, "head": "point"}, "whose first two numbers are x and y from 0 to 1"),
+        ({"action": ARM, "head": "point"}, "begin with x and y from 0 to 1"),
         ({"obs": gs.Dict({"arm": ARM, vla.MISSION: TEXT}), "head": "point"}, "head 'point' needs an image"),
         ({"patch": 99}, "patch must be at most 32"),
         ({"action": gs.Box(-np.inf, np.inf, (1,))}, "a bounded Box"),
@@ -222,6 +222,10 @@ def _down_first(original):
 @sabotaged_by("foresight.nets.sequence.action_tokens.ActionTokens._center", _down_first)
 def test_a_point_is_a_cell_of_the_picture_row_by_row() -> None:
     code = ActionTokens(PLACE, 4, (2, 5))
+    two = ActionTokens(gs.Box(np.array([0, 0, 0, 0, -1], np.float32), np.ones(5, np.float32)), 4, (2, 5), 2)
+    action = torch.tensor([[0.3, 0.9, 0.1, 0.2, 1.0]])
+    assert two.encode(action).tolist() == [[6, 0, 2]]
+    torch.testing.assert_close(two.decode(two.encode(action))[:, :4], torch.tensor([[0.3, 0.75, 0.1, 0.25]]))
     assert code.count == 2 and code.allowed.sum(1).tolist() == [10, 3]
     action = torch.tensor([[0.3, 0.9, 1.0], [1.0, 0.0, -0.4], [0.0, 1.0, 0.1]])
     assert code.encode(action).tolist() == [[6, 2], [4, 0], [5, 1]]
@@ -243,11 +247,11 @@ def test_a_pointer_chooses_among_cells_and_tells_what_is_seen_there() -> None:
     assert (logits[:, order] - logits).abs().max() > 1e-2
     torch.nn.init.constant_(pointer.position[2], 99.0)
     with torch.no_grad():
-        pointer.query.weight.zero_()
-        pointer.query.bias.fill_(1.0)
+        pointer.queries[0].weight.zero_()
+        pointer.queries[0].bias.fill_(1.0)
     logits, there = pointer(query, cells)
     assert (logits.argmax(-1) == 2).all()
-    torch.testing.assert_close(there, pointer.read(cells[:, 2]))
+    torch.testing.assert_close(there, pointer.read(cells[:, 2]) + pointer.position[2])  # what is seen, and where
 
 
 def test_a_policy_points_at_the_picture_that_it_sees() -> None:
@@ -262,6 +266,35 @@ def test_a_policy_points_at_the_picture_that_it_sees() -> None:
     again = net({**hidden, "front": obs["front"].flip(1)})
     torch.testing.assert_close(again.mean(), net(hidden).mean())  # a missing camera: nothing of its pixels
     vla.require_one_path(vla.VLAActorCritic(net), obs)
+
+
+def _sees_nothing(original):
+    """Points, but nothing is seen there."""
+    return lambda *args: (original(*args)[0], 0 * original(*args)[1])
+
+
+@sabotaged_by("foresight.nets.sequence.vla.Pointer.forward", _sees_nothing)
+def test_the_words_point_first_and_the_action_depends_on_what_they_find() -> None:
+    """Its tokens are in the order of the action's numbers."""
+    spaces = {"front": CAMERA, vla.MISSION: TEXT}
+    both = gs.Box(np.array([0, 0, 0, 0, -1], np.float32), np.ones(5, np.float32))
+    net = network(gs.Dict(spaces), both, head="point", edges=4, points=2)
+    obs = {name: seen()[name] for name in spaces}
+    before = net(obs)
+    assert before.sample(torch.Generator().manual_seed(0)).shape == (2, 5)
+    assert before.tokens.logits.shape == (2, 3, 16) and net.features(obs).actions.shape == (2, 2, 16)
+    torch.testing.assert_close(before.tokens.logits[:, 0], net.pointer(*_asked(net, obs), 0)[0])
+    with torch.no_grad():  # look elsewhere
+        net.pointer.queries[0].bias.mul_(-1).add_(1)
+    after = net(obs)
+    for token in range(3):
+        assert (after.mean()[:, token] - before.mean()[:, token]).abs().max() > 1e-6
+
+
+def _asked(net: VLA, obs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean word and the cells of the picture."""
+    vectors, real = net.words(obs[vla.MISSION])
+    return vectors.sum(1) / real.sum(1, keepdim=True), net.features(obs).cells
 
 
 def _rows(original):

@@ -21,7 +21,8 @@ GAP = 0.5 / CELLS  # how near a point has to be along each axis: half a cell
 
 
 class Points:
-    """Every step is a new scene; an action `[3]` is a point, x and y, and the gripper: -1 open, 0 keep, 1 close.
+    """Every step is a new scene. An action `[5]` is where the named object or door is, x and y, where to go next, and
+    the gripper there: -1 open, 0 keep, 1 close.
 
     Observed are `image` `[48, 48, 3]`, `mission` `[48]`, the words in UTF-8, and `state` `[5]`: place, velocity, and 1
     if an object is held. The return is the share of the scenes with the point and the gripper of the script. With
@@ -36,7 +37,7 @@ class Points:
                 "state": gs.Box(-1.0, 1.0, (5,), np.float32),
             }
         ),
-        gs.Box(np.array([0, 0, -1], np.float32), np.ones(3, np.float32)),
+        gs.Box(np.array([0, 0, 0, 0, -1], np.float32), np.ones(5, np.float32)),
     )
 
     def __init__(self, num_envs: int, held_out: int = 0) -> None:
@@ -49,9 +50,9 @@ class Points:
         self.seeds = torch.where(rows, torch.randint(LARGEST, rows.shape, generator=generator), self.seeds)
 
     def move(self, action: Tensor, time: Tensor, generator: torch.Generator) -> Tensor:
-        """Score `action` `[B, 3]` and draw new scenes; returns the reward `[B]`."""
+        """Score `action` `[B, 5]` and draw new scenes; returns the reward `[B]`."""
         wanted = self.expert(generator)
-        right = ((action - wanted)[:, :2].abs() <= GAP).all(-1) & (action[:, 2].round() == wanted[:, 2])
+        right = ((action - wanted)[:, 2:4].abs() <= GAP).all(-1) & (action[:, 4].round() == wanted[:, 4])
         self.begin(torch.ones_like(right), generator)
         return right.float() / SCENES
 
@@ -65,8 +66,9 @@ class Points:
         return {name: torch.from_numpy(np.stack([one[name] for one in found])) for name in found[0]}
 
     def expert(self, generator: torch.Generator) -> Tensor:
-        """What the script does, `[B, 3]`."""
-        return torch.tensor([script.point(*scene(seed, self._split)) for seed in self.seeds.tolist()])
+        """What the script does, `[B, 5]`."""
+        scenes = [scene(seed, self._split) for seed in self.seeds.tolist()]
+        return torch.tensor([(*script.named(*one), *script.point(*one)) for one in scenes])
 
     def picture(self) -> Frame:
         """The scene of environment 0, 8 times as large."""
@@ -92,7 +94,7 @@ def scene(seed: int, split: str) -> tuple[Errand, str]:
     texts = {"drop it": 1, f"pick up the {other.name}": 9, f"bring the {carried.name} to the {other.name}": 1}
     if errand.hand is not None:
         texts[f"bring it to the {other.name}"] = 10
-    if errand.lock is not None:
+    if errand.lock is not None and not errand.opened:
         texts[f"open the {errand.color} door"] = 3
     errand.place = _anywhere(errand, draw)
     doorway = any(abs(x - 0.5) < rules.MARGIN for x in errand.place)

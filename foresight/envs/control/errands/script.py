@@ -47,6 +47,23 @@ def read(text: str) -> list[str]:
     return [part for part in (one.strip(" .") for one in text.strip().partition("\n")[0].split(";")) if part]
 
 
+def named(errand: Errand, text: str) -> tuple[float, float]:
+    """Where the object or the door is that a subgoal is about; the place of the disc if there is none."""
+    found, (x, y) = SUBGOAL.fullmatch(text), errand.place
+    if found is None or found["drop"]:
+        return x, y
+    if found["open"]:
+        return (x, y) if errand.lock is None or errand.color != found["open"] else _behind(errand, errand.lock, -1)
+    name, _ = _wanted(errand, found)
+    return next((center(one.cell) for one in errand.things if one.name == name and one.cell is not None), (x, y))
+
+
+def _wanted(errand: Errand, found: re.Match[str]) -> tuple[str, bool]:
+    """The object to go to, and whether what is held is put down beside it."""
+    put = found["bring"] or (found["where"] if errand.hand and errand.hand.name == found["what"] else None)
+    return put or found["pick"] or found["what"], bool(put)
+
+
 def point(errand: Errand, text: str) -> tuple[float, float, float]:
     """Where to go next for a subgoal, x and y, and what the gripper does there.
 
@@ -58,13 +75,11 @@ def point(errand: Errand, text: str) -> tuple[float, float, float]:
     found = SUBGOAL.fullmatch(text)
     if found is None:
         return stay
-    holds = errand.hand.name if errand.hand else ""
     if found["drop"]:
         return x, y, OPEN
     if found["open"]:
         return stay if errand.lock is None or errand.color != found["open"] else (*_to_door(errand, errand.lock), KEEP)
-    put = found["bring"] or (found["where"] if holds == found["what"] else None)
-    name = put or found["pick"] or found["what"]
+    name, put = _wanted(errand, found)
     thing = next((one for one in errand.things if one.name == name and one.cell is not None), None)
     if thing is None or thing.cell is None:
         return stay
