@@ -157,14 +157,13 @@ class Pointer(nn.Module):
     """A query `[..., dim]` and `count` cells `[..., cells, channels]` to a logit of each cell, and what is seen there.
 
     What is seen, and where, is the mean over the cells, weighted by their probabilities, as `[..., dim]`. Each of the
-    `points` has a map of its queries. `overview` is one vector of all cells in their places.
+    `points` has a map of its queries.
     """
 
     def __init__(self, count: int, channels: int, dim: int, points: int = 1) -> None:
         super().__init__()
         self.queries = nn.ModuleList(nn.Linear(dim, dim) for _ in range(points))
         self.key, self.read = nn.Linear(channels, dim), nn.Linear(channels, dim)
-        self.overview = nn.Sequential(nn.Linear(channels, 4), nn.Flatten(), nn.Linear(4 * count, dim))
         self.position = nn.Parameter(0.02 * torch.randn(count, dim))
 
     def forward(self, query: Tensor, cells: Tensor, point: int = -1) -> tuple[Tensor, Tensor]:
@@ -296,12 +295,11 @@ class VLA(nn.Module):
             seen.append(visible.expand(-1, self.config.image_tokens))
             pictures.append(cells * visible.unsqueeze(-1))
         first = []
-        if self.pointer is not None:
-            found = [self.pointer(mean, pictures[0], i) for i in range(self.actions.points - 1)]
-            first = [logits for logits, _ in found]
-            more = [*(there for _, there in found), self.pointer.overview(pictures[0])]
-            tokens.append(torch.stack(more, 1))
-            seen.append(seen[0][:, :1].expand(-1, len(more)))
+        for i in range(self.actions.points - 1 if self.pointer is not None else 0):
+            logits, there = self.pointer(mean, pictures[0], i)  # type: ignore[misc]
+            first.append(logits)
+            tokens.append(there.unsqueeze(1))
+            seen.append(seen[0][:, :1])
         for name in self.vectors:
             values = self.scales[name].encode(obs[name].flatten(0, -2)).clamp(-10, 10)  # type: ignore[operator]
             tokens.append(self.state[name](values).unsqueeze(1))
