@@ -34,8 +34,8 @@ class ActionTokens(nn.Module):
         super().__init__()
         if grid is not None and not _begins_with(points, space):
             raise UserError(
-                "Head 'point' is for actions that begin with x and y from 0 to 1, of one point or as many as --points "
-                f"says ({points}), not {space}. Use --head bins."
+                f"Head 'point' is for actions that begin with x and y from 0 to 1, once for each of {points} --points, "
+                f"not {space}. Use --head bins."
             )
         if isinstance(space, gs.Discrete):
             sizes = [int(space.n)]
