@@ -91,6 +91,7 @@ def genplan(
     seconds: float = 30.0,
     names: Literal["own", "renamed", "none"] = "own",
     thoughts: bool = True,
+    trained: bool = False,
     max_new_tokens: int = 600,
     temperature: float = 0.0,
     seed: int = 0,
@@ -110,6 +111,7 @@ def genplan(
         seconds: time limit of the program on one problem.
         names: the domain's own names, renamed at random, or names without meaning.
         thoughts: ask for a summary and a strategy first.
+        trained: ask in one message, as the task planners does, for a model that was trained on it.
         max_new_tokens: maximum tokens of an answer.
         temperature: sampling temperature.
         seed: of the problems, the names and the sampling.
@@ -118,6 +120,7 @@ def genplan(
         json: print the result as JSON.
     """
     from foresight.envs.pddl import programs
+    from foresight.envs.text import planners
     from foresight.planning.symbolic import genplan as generalized
 
     if tasks < 1 or rounds < 0 or not seconds > 0:
@@ -130,7 +133,8 @@ def genplan(
     else:
         chat = _chat(model, completer, max_new_tokens, temperature, seed, device)
         note = (lambda text: None) if json else screen.note
-        found = generalized.write(chat, prompts, training, evaluation, rounds, seconds, thoughts, note)
+        request = planners.prompt(prompts[0].domain) if trained else ""
+        found = generalized.write(chat, prompts, training, evaluation, rounds, seconds, thoughts, note, request)
     if out is not None:
         _keep(Path(out), found.messages, found.program)
     solved = sum(one.solved for one in found.outcomes)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+
+from foresight.envs.pddl import domains, programs
+from foresight.envs.text import planners
 
 
 def test_a_plan_is_found_written_and_validated(call: Callable, tmp_path: Path) -> None:
@@ -36,3 +40,13 @@ def test_genplan_runs_a_written_planner_and_a_recorded_dialogue(call: Callable, 
     refused = call("genplan", "--domain", "ferry", "--model", tmp_path / "d.json", "--tasks", 1)
     assert refused.code == 2 and "recorded with other questions" in refused.err
     assert "must be at least 1" in call("genplan", "--domain", "ferry", "--tasks", 0).err
+
+
+def test_genplan_asks_a_trained_model_as_it_was_trained(call: Callable, tmp_path: Path) -> None:
+    asked = planners.prompt(domains.domain("ferry"))
+    reply = programs.plain(programs.written("ferry"))
+    dialogue = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
+    (tmp_path / "d.json").write_text(json.dumps(dialogue))
+    words = ("genplan", "--domain", "ferry", "--model", tmp_path / "d.json", "--tasks", 2)
+    assert "ferry: 2 of 2 problems solved" in call(*words, "--trained").out
+    assert "recorded with other questions" in call(*words).err

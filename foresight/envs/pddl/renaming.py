@@ -122,6 +122,29 @@ def rename_program(source: str, names: Names) -> str:
     return STRING.sub(literal, source)
 
 
+def with_constants(source: str, names: Names) -> str:
+    """The program with the new words as constants: one a line, all of them, in the order of the domain.
+
+    So a small model only copies a list. Inside the strings, a tokenizer may split a word in another way than in the
+    domain (in SmolLM2's, `'re` is a token), and a word that cannot be copied is spelled by heart.
+    """
+
+    def constant(word: str) -> str:
+        return word.upper().replace("-", "_")
+
+    def literal(match: re.Match[str]) -> str:
+        text = match[0]
+        start = 2 if text[0] == "f" else 1
+        inner = text[start:-1]
+        if inner in names.words:
+            return constant(inner)
+        made = WORD.sub(lambda m: f"{{{constant(m[0])}}}" if m[0] in names.words else m[0], inner)
+        return text if made == inner else f"f{text[-1]}{made}{text[-1]}"
+
+    lines = [f'{constant(word)} = "{new}"' for word, new in names.words.items()]
+    return "\n".join(lines) + "\n\n\n" + STRING.sub(literal, source)
+
+
 def _stem(name: str) -> str:
     form = PARTS.match(name)
     return form[1] if form else name

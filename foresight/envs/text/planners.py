@@ -55,7 +55,7 @@ def planners(
             "nameless": held and nameless,
             "turned": held and turned,
         }
-        return Example(f"{write_domain(_domain(columns))}\n{ASK}", None, columns)
+        return Example(prompt(_domain(columns)), None, columns)
 
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         return [reward(one, completion, problems, tests) for one, completion in zip(examples, completions, strict=True)]
@@ -64,10 +64,19 @@ def planners(
     return TextTask("planners", train, [example(i, True) for i in range(held_out)], grade)
 
 
+def prompt(domain: Domain) -> str:
+    """The domain, the form of a step of each action (in a plan, names follow a parenthesis), and the request."""
+    steps = (
+        f"({' '.join((action.name, *(v.removeprefix('?') for v, _ in action.parameters)))})"
+        for action in domain.actions.values()
+    )
+    return f"{write_domain(domain)}\nSteps: {' '.join(steps)}\n{ASK}"
+
+
 def demonstration(example: Example) -> str:
-    """The hand-written planner in the names of the example."""
+    """The hand-written planner, with the names of the example as constants."""
     columns = example.columns
-    return renaming.rename_program(programs.plain(programs.written(columns["planning"])), _names(columns))
+    return renaming.with_constants(programs.plain(programs.written(columns["planning"])), _names(columns))
 
 
 def reward(example: Example, completion: str, problems: int, tests: int) -> float:

@@ -216,16 +216,19 @@ class Mind:
             asks.setdefault((count, most, temperature, request.stop, problems[i].example.stop), []).append((i, few))
         for (count, most, temperature, stop, ending), group in asks.items():
             began = time.perf_counter()
-            prefixes = [prefix for i, few in group for prefix in requests[i].prefixes[:few]]  # type: ignore[union-attr]
-            found = iter(self.sample(prefixes, count, most, temperature, (*stop, *ending), ending))
+            prefixes = [(i, prefix) for i, few in group for prefix in requests[i].prefixes[:few]]  # type: ignore[union-attr]
+            copies = _copies(prefixes)  # searches apart start from one prefix: it is read once
+            unique = [prefix for _, prefix in prefixes[::copies]]
+            sampled = self.sample(unique, count * copies, most, temperature, (*stop, *ending), ending)
+            found = iter(row[start : start + count] for row in sampled for start in range(0, len(row), count))
             seconds = (time.perf_counter() - began) / len(prefixes)
             for i, few in group:
                 thoughts = list(itertools.islice(found, few))
                 replies[i][:few] = thoughts
                 read: Any = requests[i]
-                charges[i].prompt_tokens += sum(map(len, read.prefixes[:few]))
+                charges[i].prompt_tokens += sum(map(len, read.prefixes[:few])) // copies
                 charges[i].sampled_tokens += sum(len(thought.tokens) for row in thoughts for thought in row)
-                charges[i].requests += few
+                charges[i].requests += few // copies
                 for prefix, row in zip(read.prefixes[:few], thoughts, strict=True):
                     node, new = grow(problems[i].seen, prefix)
                     charges[i].distinct_tokens += new + sum(grow(node, thought.tokens)[1] for thought in row)
@@ -326,6 +329,12 @@ class Mind:
                 "or --verifier, so that it need not be asked."
             )
         return tuple(self.policy.encode(text))
+
+
+def _copies(prefixes: Sequence[tuple[int, tuple[int, ...]]]) -> int:
+    """How often each prefix of each question follows itself, if all do so equally often; else 1."""
+    runs = {len(list(same)) for _, same in itertools.groupby(prefixes)}
+    return runs.pop() if len(runs) == 1 else 1
 
 
 def grow(tree: dict[int, Any], tokens: Sequence[int]) -> tuple[dict[int, Any], int]:

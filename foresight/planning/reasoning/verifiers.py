@@ -1,8 +1,9 @@
-"""Verifiers: scores in [0, 1] of whole and partial completions, by exact rules, a reward model or a critic."""
+"""Verifiers: scores in [0, 1] of texts, whole or not, by exact rules, a reward model, a critic or another model."""
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 
 import torch
@@ -62,6 +63,33 @@ def reward_model(scorer: Scorer, aggregate: str = "min") -> Verifier:
     return verify
 
 
+def likelihood(model: LanguageModel, aggregate: str = "min") -> Verifier:
+    """The probability that a language model gives to the steps, which are lines, of one that knows less.
+
+    The least of them, their product or the last; 0.5 before the first. With the policy's own probabilities to compare
+    with, it would be the implicit process reward of Yuan et al. 2024 (arXiv:2412.01981). Nothing is trained for it.
+    """
+    if aggregate not in AGGREGATES:
+        raise errors.unknown("aggregate", aggregate, AGGREGATES)
+
+    def verify(examples: Sequence[Example], texts: Sequence[str]) -> list[float]:
+        found = list[float]()
+        for start in range(0, len(texts), BATCH):
+            few = slice(start, start + BATCH)
+            batch = _batch(model, examples[few], texts[few])
+            with torch.no_grad():
+                logprob = model.logprob(batch)[0][:, 0].cumsum(-1).cpu()
+            for row, ids, length, text in zip(
+                logprob, batch.completion[:, 0], batch.length[:, 0], texts[few], strict=True
+            ):
+                places = completing(model, ids[: int(length)].tolist(), ends(text))
+                sums = torch.cat([torch.zeros(1), row[places]]).diff()
+                found.append(AGGREGATES[aggregate](sums.exp().tolist()) if places else 0.5)
+        return found
+
+    return verify
+
+
 def ends(text: str) -> list[int]:
     """The number of characters up to the end of each line that is not empty."""
     return [match.end() for match in re.finditer(r"[^\n]+", text) if match[0].strip()]
@@ -106,6 +134,12 @@ def _batch(
     return TokenBatch(
         prompt_ids, prompt_length, completion.view(shape), length[:, None], zeros, torch.ones(len(rows), 1).bool()
     )
+
+
+def auc_within(scores: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> float:
+    """The mean `auc` of the questions that have right and wrong answers: votes and best-of-N compare no others."""
+    each = [auc(*pair) for pair in zip(scores, right, strict=True)]
+    return statistics.fmean(found for found in each if found == found)
 
 
 def auc(scores: Sequence[float], right: Sequence[float]) -> float:

@@ -108,36 +108,39 @@ def query_time_countdown(quick: bool, picture: Path) -> Values:
 
 
 def query_time_sums(quick: bool, picture: Path) -> Values:
-    """All methods on chains of sums, with the process reward model, at equal budgets."""
-    task = make("chains", **_env("pretrain", "chains-sums"))
-    policy, verify = _policy("pretrain-chains-sums"), _scorer("reward_model-chains-steps")
+    """All methods on chains of sums, at equal budgets; the verifier is the likelihood of a model trained longer."""
+    task = make("chains", **_env("pretrain", "chains-sums-rough"))
+    policy, verify = _policy("pretrain-chains-sums-rough"), verifiers.likelihood(_policy("pretrain-chains-sums"))
     document = _query_time(task, policy, verify, picture, 48, 3072)
-    return {"what": "query-time methods on sums, process reward model", **document}
+    return {"what": "query-time methods on sums, verified by the likelihood of a model trained longer", **document}
 
 
 def process_rewards(quick: bool, picture: Path) -> Values:
-    """Best-of-N and votes on sums, by an outcome and a process reward model and a hacked one, N = 1 … 64."""
-    task = make("chains", **_env("pretrain", "chains-sums"))
-    policy, examples = _policy("pretrain-chains-sums"), list(task.test)[:100]
+    """Best-of-N and votes on sums, by two reward models, a likelihood, and a hacked one of it, N = 1 … 64."""
+    task = make("chains", **_env("pretrain", "chains-sums-early"))
+    policy, examples = _policy("pretrain-chains-sums-early"), list(task.test)[:100]
     mind = Mind(policy, 48)
     groups = mind.sample([tuple(policy.encode(e.prompt)) for e in examples], 64, 48, 1.0)
     texts = [[thought.text for thought in thoughts] for thoughts in groups]
     flat = [(e, text) for e, row in zip(examples, texts, strict=True) for text in row]
     graded = task.grade([e for e, _ in flat], [text for _, text in flat])
+    likelihood = verifiers.likelihood(_policy("pretrain-chains-sums"))
     models: dict[str, Verifier] = {
         "outcome": _scorer("reward_model-chains-pairs"),
         "process": _scorer("reward_model-chains-steps"),
         "product": _scorer("reward_model-chains-steps", "prod"),
         "last": _scorer("reward_model-chains-steps", "last"),
-        "hacked": hacked(_scorer("reward_model-chains-steps")),
+        "likelihood": likelihood,
+        "hacked": hacked(likelihood),
     }
     right = [graded[64 * i : 64 * (i + 1)] for i in range(len(examples))]
     document: Values = {"what": "rewards of outcomes and of steps on sums", "seeds": [0], "questions": len(examples)}
     scores: dict[str, list[list[float]]] = {}
     for name, scorer in models.items():
         every = list(scorer([e for e, _ in flat], [text for _, text in flat]))
-        document.setdefault("auc", {})[name] = verifiers.auc(every, graded)
         scores[name] = [every[64 * i : 64 * (i + 1)] for i in range(len(examples))]
+        document.setdefault("auc", {})[name] = verifiers.auc_within(scores[name], right)
+        document.setdefault("auc_of_all", {})[name] = verifiers.auc(every, graded)
     keys = [[task.answer_in(text) for text in row] for row in texts]
     for n in (1, 2, 4, 8, 16, 32, 64):
         line = {"majority": _voted(keys, right, None, n), "any": _mean(pass_at_k(64, int(sum(r)), n) for r in right)}
@@ -146,9 +149,9 @@ def process_rewards(quick: bool, picture: Path) -> Values:
             line[f"weighted_{name}"] = _voted(keys, right, rows, n)
         document.setdefault("n", {})[str(n)] = line
     last, first = document["n"]["64"], document["n"]["1"]
-    document["weighted_minus_majority"] = last["weighted_process"] - last["majority"]
+    document["weighted_gain"] = {name: last[f"weighted_{name}"] - last["majority"] for name in models}
     document["hacked_decline"] = max(row["best_hacked"] for row in document["n"].values()) - last["best_hacked"]
-    document["process_gain"] = last["best_process"] - first["best_process"]
+    document["gain"] = {name: last[f"best_{name}"] - first[f"best_{name}"] for name in models}
     _draw(document["n"], picture)
     return document
 
@@ -179,7 +182,7 @@ def skimmed_traces(quick: bool, picture: Path) -> Values:
 
     task, seeds = make("chains", **_env("grpo", "chains-answers")), _seeds("grpo-chains-skimmed")
     found: Values = {"what": "traces after rewards of answers and of what looks right", "seeds": seeds}
-    rows = {"before": "pretrain-chains-sums", "answers": "grpo-chains-answers", "skimmed": "grpo-chains-skimmed"}
+    rows = {"before": "pretrain-chains-sums-early", "answers": "grpo-chains-answers", "skimmed": "grpo-chains-skimmed"}
     for name, row in rows.items():
         reports = list[Values]()
         for seed in seeds:
@@ -202,12 +205,12 @@ def skimmed_traces(quick: bool, picture: Path) -> Values:
 
 
 def hacked(scorer: Verifier) -> Verifier:
-    """A verifier with a hole: a short completion, such as an answer without its steps, looks right to it."""
+    """A verifier with a hole: a completion that is shorter than the right one looks right to it."""
 
     def verify(examples: Sequence[Example], texts: Sequence[str]) -> list[float]:
         own = scorer(examples, texts)
         usual = [len(str(e.columns["completion"])) for e in examples]
-        return [1.0 if len(t) < 0.9 * n else float(s) for t, n, s in zip(texts, usual, own, strict=True)]
+        return [1.0 if len(t) < n else float(s) for t, n, s in zip(texts, usual, own, strict=True)]
 
     return verify
 
@@ -298,12 +301,16 @@ def _voted(
 def _draw(lines: dict[str, dict[str, float]], picture: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    names = list(dict.fromkeys(name.rpartition("_")[2] for name in next(iter(lines.values()))))
     for name in next(iter(lines.values())):
-        axes.plot([int(n) for n in lines], [line[name] for line in lines.values()], marker="o", ms=3, label=name)
+        kind, _, verifier = name.rpartition("_")
+        color, dash = f"C{names.index(verifier)}", "--" if kind == "weighted" else "-"
+        values = [line[name] for line in lines.values()]
+        axes.plot([int(n) for n in lines], values, dash, color=color, marker="o", ms=3, label=name.replace("_", ", "))
     axes.set_xscale("log", base=2)
     axes.set_xlabel("samples N")
     axes.set_ylabel("accuracy")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(picture, dpi=120)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from foresight.envs.make import make
+from foresight.envs.pddl import renaming
 from foresight.envs.text import planners
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
 TASK = make("planners", "text", planning="gripper,forest", size=4, held_out=2, problems=2, tests=2)
-
-
-def others_names(original):
-    return lambda name, seed, nameless: original(name, seed + 1, nameless)
 
 
 def test_demonstrations_are_right_and_others_are_not():
@@ -24,12 +23,17 @@ def test_demonstrations_are_right_and_others_are_not():
     assert TASK.grade(TASK.test[:1], ["no program"]) == [0]
 
 
-@sabotaged_by("foresight.envs.pddl.renaming.rename_program", lambda original: lambda source, names: source)
-def test_a_demonstration_is_in_the_names_of_its_prompt():
+@sabotaged_by("foresight.envs.pddl.renaming.with_constants", lambda original: lambda source, names: source)
+@sabotaged_by("foresight.envs.pddl.renaming.with_constants", lambda original: renaming.rename_program)
+def test_a_demonstration_copies_the_names_of_its_prompt_once_and_in_their_order():
     for one in TASK.train:
-        assert "(:action" in one.prompt and one.prompt.endswith(planners.ASK)
+        assert one.prompt.endswith(planners.ASK)
+        steps = next(line for line in one.prompt.splitlines() if line.startswith("Steps: "))
         actions = [line.split()[1] for line in one.prompt.splitlines() if "(:action" in line]
-        assert all(f"({action} " in planners.demonstration(one) for action in actions)
+        assert all(f"({action} x0" in steps for action in actions)
+        copied = re.findall(r'^[A-Z_]+ = "(\w+)"$', planners.demonstration(one), re.MULTILINE)
+        predicates = re.findall(r"^    \((\w+)", one.prompt, re.MULTILINE)
+        assert copied[: len(predicates)] == predicates and copied[-len(actions) :] == actions
 
 
 def test_held_out_names_are_others_and_may_have_no_meaning():

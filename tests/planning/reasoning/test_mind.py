@@ -70,6 +70,17 @@ def test_a_prefix_that_thoughts_share_is_distinct_once(name):
         assert 0 < result.charge.distinct_tokens < result.charge.prompt_tokens + result.charge.sampled_tokens
 
 
+@sabotaged_by("foresight.planning.reasoning.mind._copies", lambda original: lambda prefixes: 1)
+def test_searches_apart_that_start_from_one_prefix_read_it_once():
+    policy, asked = Scripted(player), []
+    mind = Mind(policy, 24, verifier=TASK.verifier)
+    policy.completer = lambda prompts, group, *args, **options: (
+        asked.append((len(prompts), group)) or policy(prompts, group, *args, **options)
+    )
+    methods.run("dvts", mind, TASK, TASK.test[:3], n=8, width=4, steps=1)
+    assert asked == [(3, 8)] and mind.total.requests == 3
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_thinks_the_same_with_the_same_seed(name):
     texts = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from itertools import chain
 
 import pytest
 import torch
@@ -51,6 +53,10 @@ def with_the_line_breaks(original):
     return lambda text: [end + (end < len(text)) for end in original(text)]
 
 
+def flip_sign_of_the_first(original):
+    return lambda self, batch: (-original(self, batch)[0], None)
+
+
 @sabotaged_by("foresight.planning.reasoning.verifiers.ends", only_the_last, with_the_line_breaks)
 def test_a_reward_model_of_steps_is_read_at_the_end_of_each_line():
     scorer = _scorer()
@@ -63,6 +69,31 @@ def test_a_reward_model_of_steps_is_read_at_the_end_of_each_line():
         assert verifiers.reward_model(scorer, name)(EXAMPLES, texts) == pytest.approx(expected, abs=1e-5)
     with pytest.raises(UserError, match="Unknown aggregate 'mean'"):
         verifiers.reward_model(scorer, "mean")
+
+
+@sabotaged_by("foresight.planning.reasoning.verifiers.ends", only_the_last)
+@sabotaged_by("foresight.nets.language.model.LanguageModel.logprob", flip_sign_of_the_first)
+def test_a_likelihood_is_that_of_the_tokens_of_each_line():
+    model = tiny_language.model()
+    texts = ["3 + 4\n7\n12", "1", "7\n1\n19", "", "4\n4", "12"]
+    each = []
+    for example, text in zip(EXAMPLES, texts, strict=True):
+        prompt = model.encode(example.prompt)
+        ids = model.tokenizer.encode(text, add_special_tokens=False)
+        with torch.no_grad():
+            logits = model.logits(model.states(TokenTree([[*prompt, *ids]])))
+        found, line = list[float](), 1.0
+        for place, token in enumerate(ids):
+            line *= logits[len(prompt) + place - 1].softmax(-1)[token].item()
+            if len(model.decode(ids[: place + 1])) in [match.end() for match in re.finditer(r"[^\n]+", text)]:
+                found.append(line)
+                line = 1.0
+        each.append(found)
+    for name, combine in (("min", min), ("prod", math.prod), ("last", lambda row: row[-1])):
+        expected = [combine(row) if row else 0.5 for row in each]
+        assert verifiers.likelihood(model, name)(EXAMPLES, texts) == pytest.approx(expected, rel=1e-3)
+    with pytest.raises(UserError, match="Unknown aggregate 'mean'"):
+        verifiers.likelihood(model, "mean")
 
 
 @sabotaged_by("foresight.planning.reasoning.verifiers._batch", change("after", lambda ids: ()))
@@ -96,3 +127,14 @@ def test_the_area_counts_pairs():
 def test_a_task_without_rules_has_no_exact_verifier():
     with pytest.raises(UserError, match="has no exact verifier"):
         verifiers.exact(make("addition"))
+
+
+def pooled(original):
+    return lambda scores, right: verifiers.auc([*chain(*scores)], [*chain(*right)])
+
+
+@sabotaged_by("foresight.planning.reasoning.verifiers.auc_within", pooled)
+def test_what_is_easy_to_tell_between_questions_does_not_count_within_them():
+    easy_and_hard = [[0.9, 0.8], [0.3, 0.2], [0.5, 0.5]]
+    assert verifiers.auc_within(easy_and_hard, [[1, 1], [0, 1], [0, 0]]) == 0.0
+    assert verifiers.auc_within(easy_and_hard, [[1, 0], [0, 1], [0, 0]]) == 0.5
