@@ -41,7 +41,8 @@ def studio(
     if export is not None:
         if not folders:
             raise UserError("There are no runs to export. Name run directories: foresight studio RUN --export DIR")
-        count = exports.write(folders, export)
+        screen.stdout().print("Computing what the page shows without a server ...", markup=False)
+        count = exports.write(folders, export, model)
         screen.stdout().print(
             f"{count} {'run' if count == 1 else 'runs'} in {Path(export) / 'index.html'}", markup=False
         )

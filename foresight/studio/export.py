@@ -5,14 +5,20 @@ A browser lets a page of a folder load scripts and no JSON, so that each documen
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from foresight.errors import UserError
-from foresight.studio import samples
-from foresight.studio.app import PAGE
+from foresight.runtime import catalog
+from foresight.studio import recorded, samples
+from foresight.studio.app import PAGE, VIEWS
+from foresight.studio.attention import Readers
+from foresight.studio.boards import Players
+from foresight.studio.decisions import Decisions
 from foresight.studio.dreams import Models
 from foresight.studio.encode import encode
 from foresight.studio.runs import Library
@@ -21,14 +27,15 @@ from foresight.studio.traces import Traces
 
 LARGEST = 20_000_000  # bytes of a picture or video that is copied
 HORIZON = 15  # imagined steps
+MOST_RUNS = 30  # of which an interval is kept
 
 
-def write(folders: Sequence[str | Path], out: str | Path) -> int:
+def write(folders: Sequence[str | Path], out: str | Path, model: str = "smollm2") -> int:
     """Write the runs in `folders` to the new folder `out`; returns their number.
 
-    Every metric is there, decimated as on the page; of world models their predictions over `HORIZON` steps. What is
-    computed for each request (grid, search, attention, playing inside a model) is left out. Raises UserError if `out`
-    exists, and if there is nothing to write.
+    Every metric is there, decimated as on the page; of world models their predictions over `HORIZON` steps. Of what is
+    computed for each request there is what `recorded` keeps; `model` is the language model whose attention is read,
+    if it is installed. Raises UserError if `out` exists, and if there is nothing to write.
     """
     from foresight import __version__
 
@@ -36,7 +43,6 @@ def write(folders: Sequence[str | Path], out: str | Path) -> int:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists. Choose a new folder for --export.")
     rows, reports, teams, models = library.table(), Thoughts(library), Traces(library), Models(library)
-    views = ["runs"]
     if not rows and not reports.names() and not teams.names():
         raise UserError(f"There are no runs in {', '.join(str(folder) for folder in folders)}.")
     try:
@@ -56,9 +62,21 @@ def write(folders: Sequence[str | Path], out: str | Path) -> int:
         _write(target, "traces", teams.names())
         for trace in teams.names():
             _write(target, f"traces/{trace['id']}", teams.trace(trace["id"]))
-        views += ["imagination"] if imagined else []
-        views += ["thoughts"] if reports.names() else []
-        views += ["agents"] if library.talking() or teams.names() else []
+        _write(target, "bands", list(_bands(library, rows)))
+        agents, networks = [], []
+        for name, document in recorded.worlds():
+            _write(target, name, document)
+        for name, document in recorded.searches(Players(library), Decisions(library)):
+            _write(target, name, document)
+            agents = document
+        for name, document in recorded.looks(Readers(library, model)):
+            _write(target, name, document)
+            networks = document
+        there = {
+            "runs": True, "grid": True, "search": agents, "imagination": imagined, "attention": networks,
+            "thoughts": reports.names(), "agents": library.talking() or teams.names(),
+        }  # fmt: skip
+        views = [name for name in VIEWS if there[name]]
         _write(target, "about", {"version": __version__, "control": False, "folders": [], "views": views})
     except OSError as error:
         raise UserError(f"Cannot write to {target}: {error.strerror or error}. Choose another --export.") from error
@@ -75,6 +93,21 @@ def _page(index: Path) -> None:
         assert old in text, f"{old} is not in the built page"
         text = text.replace(old, new, 1)
     index.write_text(text, encoding="utf-8")
+
+
+def _bands(library: Library, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The intervals of runs of the same algorithm and environment: `runs`, and `metrics` by name, over steps."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        groups.setdefault((row["algorithm"], str(row["env"])), []).append(row["id"])
+    for (algorithm, _), runs in groups.items():
+        entry = catalog.algorithms().get(algorithm)
+        metrics = {}
+        for metric in entry.metrics if entry is not None and 1 < len(runs) <= MOST_RUNS else ():
+            with contextlib.suppress(UserError):
+                (metrics[metric],) = library.bands(runs, metric)
+        if metrics:
+            yield {"runs": runs, "metrics": metrics}
 
 
 def _imagined(models: Models, run: str, target: Path) -> bool:

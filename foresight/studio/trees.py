@@ -17,7 +17,8 @@ def shown(tree: Tree, name: Callable[[int, int], str]) -> dict[str, Any]:
 
     `name(node, action)` is the name of an action at a node of `tree`.
     """
-    root = pruned(drawing.as_dict(tree))
+    root = drawing.as_dict(tree)
+    prune(root)
     todo = [(root, 0)]
     while todo:
         own, node = todo.pop()
@@ -28,15 +29,14 @@ def shown(tree: Tree, name: Callable[[int, int], str]) -> dict[str, Any]:
     return root
 
 
-def pruned(root: dict[str, Any]) -> dict[str, Any]:
-    """The most visited nodes: at most `BRANCHES` children of each, `SHOWN` in all; `hidden` counts the rest."""
+def prune(root: dict[str, Any], most: int = SHOWN) -> None:
+    """Keep the most visited nodes: at most `BRANCHES` children of each, `most` in all; `hidden` counts the rest."""
     kept, todo = 1, [root]
     while todo:
         node = todo.pop(0)
         children = node["children"]
-        room = max(0, min(BRANCHES, SHOWN - kept))
-        node["hidden"] = max(0, len(children) - room)
+        room = max(0, min(BRANCHES, most - kept))
+        node["hidden"] = node.get("hidden", 0) + max(0, len(children) - room)
         node["children"] = children[:room]
         kept += len(node["children"])
         todo = sorted([*todo, *node["children"]], key=lambda one: -one["visits"])
-    return root

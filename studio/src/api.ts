@@ -34,6 +34,7 @@ export interface GridState {
 export interface GridChoices {
   request: GridRequest; methods: { name: string; unit: string }[]; most_steps: number;
   layouts: { [name: string]: { picture: string[]; [option: string]: Json } };
+  recorded?: { [method: string]: number[] }; // steps that an exported page holds
 }
 export interface Player { id: string; name: string; game: string; simulations: number; least: number; most: number; stride: number; episode?: boolean }
 export interface TreeNode {
@@ -51,6 +52,7 @@ export interface Decision {
   game: string; step: number; longest: number; over: string | null; picture: string | null; vector: number[] | null; total: number;
   analysis: Analysis | null;
 }
+export interface Recorded { counts: number[]; positions: ((Board | Decision) & { analyses: { [count: string]: Analysis } })[] }
 export interface Model { id: string; name: string; algorithm: string; env: string; state: string }
 export interface Loop {
   run: string; step: number; context: number; images: boolean; errors: { [name: string]: (number | null)[] };
@@ -62,7 +64,7 @@ export interface Dream {
   over: string | null; length: number;
 }
 
-export interface Reader { id: string; name: string; text: boolean; images: boolean }
+export interface Reader { id: string; name: string; text: boolean; images: boolean; read?: string } // what an exported page has read
 export interface Attention {
   title: string; tokens: string[]; queries: number; heads: number[]; views: string[]; view: string; units: number; unit: string;
   outputs: [string, number][][]; layers?: number[][]; image?: string; heats?: { columns: number; cells: number[] }[];
@@ -158,7 +160,9 @@ export const api = {
       if (one) curves.push(one);
       else missing.push(run);
     }
-    return { curves, missing, bands: [] };
+    const all = await get<{ runs: string[]; metrics: { [name: string]: Band } }[]>("bands");
+    const whole = all.filter((one) => x === "step" && one.metrics[metric] && one.runs.every((run) => runs.includes(run)));
+    return { curves, missing, bands: whole.map((one) => one.metrics[metric]) };
   },
   samples: async (run: string, parts: { search?: string; sort?: string; step?: number; held_out?: boolean; start?: number }): Promise<Samples> => {
     if (!exported) return get<Samples>(`runs/${run}/samples`, parts);
@@ -184,15 +188,25 @@ export const api = {
   stop: (run: string) => post<object>(`runs/${run}/stop`, {}),
   resume: (run: string) => post<object>(`runs/${run}/resume`, {}),
   grids: () => get<GridChoices>("grids"),
-  grid: (request: GridRequest) => post<GridState>("grid", request),
+  grid: async (request: GridRequest): Promise<GridState> => {
+    if (!exported) return post<GridState>("grid", request);
+    const { model, steps } = await get<{ model: GridState["model"]; steps: { [step: string]: GridState } }>(`grid/${request.method}`);
+    const last = Object.keys(steps).map(Number).reduce((a, b) => (b <= request.step ? Math.max(a, b) : a), 0);
+    return { ...steps[last], model };
+  },
   players: () => get<Player[]>("players"),
   board: (document: object) => post<Board>("board", document),
   decision: (document: object) => post<Decision>("decision", document),
+  searches: (player: string) => get<Recorded>(`search/${player}`), // of an exported page
   models: () => get<Model[]>("models"),
   loop: (run: string, horizon: number) => get<Loop>(`models/${run}`, { horizon }),
   dream: (document: object) => post<Dream>("dream", document),
   readers: () => get<Reader[]>("readers"),
-  attention: (document: object) => post<Attention>("attention", document),
+  attention: async (document: { source: string; view: string; without_first: boolean }): Promise<Attention> => {
+    if (!exported) return post<Attention>("attention", document);
+    const all = await get<{ pass: Attention; views: { [name: string]: Partial<Attention> } }>(`attention/${document.source}`);
+    return { ...all.pass, ...all.views[`${document.view}/${Number(document.without_first)}`] };
+  },
   change: (document: object) => post<Effect>("attention/change", document),
   heads: (document: object) => post<number[]>("attention/heads", document),
   reports: () => get<Report[]>("thoughts"),

@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { api, type Attention as Pass, type Effect } from "./api";
-import { address, Choice, go, number, Panel, Problem, Scroll, Slider, useAnswer, useWidth } from "./common";
+import { api, exported, type Attention as Pass, type Effect } from "./api";
+import { address, Choice, go, number, Panel, Problem, Scroll, Slider, Static, useAnswer, useWidth } from "./common";
 
 const TEXT = "When Mary and John went to the store, John gave a drink to";
 const BINS = 7; // of the weights of faint links: one path each
@@ -15,7 +15,7 @@ export function Attention(_: { control: boolean }) {
   const first = reader?.text ? parts.get("first") === "in" : parts.get("first") !== "out"; // see "attention sinks"
   const steps = Number(parts.get("steps") ?? 20), seed = Number(parts.get("seed") ?? 0);
   const images = parts.get("images") === "yes";
-  const cuts = parts.getAll("cut");
+  const cuts = exported ? [] : parts.getAll("cut");
   const asked = { source, ...(reader?.text ? { text } : { steps, seed, images }) };
   const [pass, error] = useAnswer(
     () => (reader ? api.attention({ ...asked, view, without_first: !first }) : Promise.resolve(undefined)),
@@ -38,7 +38,7 @@ export function Attention(_: { control: boolean }) {
   const heads = pass ? Math.min(...pass.heads) : 0;
   const names = [...(pass?.views ?? ["mean"]), ...Array.from({ length: heads }, (_, i) => String(i))];
   const head = /^\d+$/.test(view) ? `.${view}` : "";
-  const linked = view === "mean" || view === "max" || head !== ""; // a link of these views is a link of the network
+  const linked = !exported && (view === "mean" || view === "max" || head !== ""); // a link of these views is a link of the network
   return (
     <>
       <h1>Attention</h1>
@@ -48,11 +48,12 @@ export function Attention(_: { control: boolean }) {
         <Choice label="heads" value={view} options={names.includes(view) ? names : [...names, view]} set={(name) => set({ view: name === "mean" ? undefined : name })}
           names={Object.fromEntries(names.map((one) => [one, { mean: "mean of all", max: "maximum of all", rollout: "rollout", received: "received" }[one] ?? `head ${one}`]))} />
         <label class="check"><input type="checkbox" checked={first} onChange={() => set({ first: first ? "out" : "in" })} /> with the first token</label>
-        {!reader?.text && <Slider label="steps acted" value={steps} min={1} max={100} step={1} set={(x) => set({ steps: x }, true)} />}
-        {!reader?.text && <Slider label="seed" value={seed} min={0} max={50} step={1} set={(x) => set({ seed: x }, true)} />}
-        {reader?.images && <label class="check"><input type="checkbox" checked={images} onChange={() => set({ images: images ? undefined : "yes", cut: [] })} /> over the image</label>}
+        {!reader?.text && !exported && <Slider label="steps acted" value={steps} min={1} max={100} step={1} set={(x) => set({ steps: x }, true)} />}
+        {!reader?.text && !exported && <Slider label="seed" value={seed} min={0} max={50} step={1} set={(x) => set({ seed: x }, true)} />}
+        {reader?.images && !exported && <label class="check"><input type="checkbox" checked={images} onChange={() => set({ images: images ? undefined : "yes", cut: [] })} /> over the image</label>}
       </div>
-      {reader?.text && <Text text={text} set={(words) => set({ text: words, query: undefined, cut: [] })} />}
+      {exported && <Static>This is a page without a server: it holds {reader?.read ? <>one text, “{reader.read}”</> : "one episode"}, in every view. To type another text, and to remove heads and links, run <code>foresight studio</code>.</Static>}
+      {reader?.text && !exported && <Text text={text} set={(words) => set({ text: words, query: undefined, cut: [] })} />}
       <Problem text={error || failed} />
       {!pass && !error && <p class="dim" role="status">Loading the network and reading …</p>}
       {pass && (
@@ -62,7 +63,7 @@ export function Attention(_: { control: boolean }) {
               {pass.heats ? <Heats pass={pass} /> : (
                 <>
                   <Panel title={view === "received" ? "What each token receives" : "Tokens across, layers up"} extra={
-                    <span class="small dim">{view === "rollout" ? "how much each token is made of each input" : linked ? "click a token to see its links, a link to remove it" : "the mean weight from the tokens that see it"}</span>}>
+                    <span class="small dim">{view === "rollout" ? "how much each token is made of each input" : view === "received" ? "the mean weight from the tokens that see it" : linked ? "click a token to see its links, a link to remove it" : "click a token to see its links"}</span>}>
                     {layers > 4 && <div class="bar">
                       <Slider label="from layer" value={low} min={0} max={layers - 1} step={1} set={(x) => set({ low: x || undefined, high: Math.max(x, high) === layers - 1 ? undefined : Math.max(x, high) }, true)} />
                       <Slider label="to layer" value={high} min={0} max={layers - 1} step={1} set={(x) => set({ high: x === layers - 1 ? undefined : x, low: Math.min(x, low) || undefined }, true)} />
@@ -71,7 +72,7 @@ export function Attention(_: { control: boolean }) {
                   </Panel>
                   {view !== "received" && <Panel title={`Where “${shown(pass.tokens[pass.tokens.length - queries + query] ?? "")}” looks`} extra={<span class="small dim">{linked ? "click a cell to remove the link" : ""}</span>}>
                     <Cells pass={pass} query={query} cuts={cuts} head={head} toggle={linked ? toggle : null} low={low} high={high} />
-                    {linked && <details><summary>The strongest links as a table</summary><Strongest pass={pass} query={query} head={head} cuts={cuts} toggle={toggle} /></details>}
+                    {(linked || exported) && view !== "rollout" && <details><summary>The strongest links as a table</summary><Strongest pass={pass} query={query} head={head} cuts={cuts} toggle={linked ? toggle : null} /></details>}
                   </Panel>}
                 </>
               )}
@@ -81,9 +82,9 @@ export function Attention(_: { control: boolean }) {
                 extra={cuts.length > 0 && <button onClick={() => set({ cut: [] }, true)}>Put all back</button>}>
                 <Removed pass={pass} query={query} cuts={cuts} effect={cuts.length ? effect : undefined} toggle={toggle} />
               </Panel>
-              <Panel title="Heads" extra={<span class="small dim">click a head to remove it</span>}>
+              {!exported && <Panel title="Heads" extra={<span class="small dim">click a head to remove it</span>}>
                 <Heads key={JSON.stringify([asked, query])} pass={pass} ask={(layer) => api.heads({ ...asked, layer, query })} cuts={cuts} toggle={toggle} />
-              </Panel>
+              </Panel>}
             </div>
           </div>
         </>
@@ -207,7 +208,7 @@ function Removed(props: { pass: Pass; query: number; cuts: string[]; effect: Eff
           })}</tbody>
         </table>
       )}
-      {!names.length && !effect && <p class="dim">Remove a head or a link to see how much the output depends on it.</p>}
+      {!names.length && !effect && !exported && <p class="dim">Remove a head or a link to see how much the output depends on it.</p>}
     </>
   );
 }
@@ -267,7 +268,7 @@ function Heads(props: { pass: Pass; ask: (layer: number) => Promise<number[]>; c
   );
 }
 
-function Strongest(props: { pass: Pass; query: number; head: string; cuts: string[]; toggle: (cut: string) => void }) {
+function Strongest(props: { pass: Pass; query: number; head: string; cuts: string[]; toggle: ((cut: string) => void) | null }) {
   const { pass, query } = props;
   const S = pass.tokens.length;
   const links = pass.layers!.flatMap((layer, l) => pass.tokens.map((token, k) => ({ l, k, token, weight: layer[query * S + k] })))
@@ -278,7 +279,7 @@ function Strongest(props: { pass: Pass; query: number; head: string; cuts: strin
         <tbody>{links.map(({ l, k, token, weight }) => {
           const cut = `${l}${props.head}:${query},${k}`, gone = props.cuts.includes(cut);
           return <tr key={cut}><td class="n">{l}</td><td>{shown(token)} <span class="dim">({k})</span></td><td class="n">{(weight / pass.units).toFixed(4)}</td>
-            <td><button aria-pressed={gone} aria-label={`${gone ? "Put back" : "Remove"} the link of layer ${l} to token ${k}`} onClick={() => props.toggle(cut)}>{gone ? "put back" : "remove"}</button></td></tr>;
+            <td>{props.toggle && <button aria-pressed={gone} aria-label={`${gone ? "Put back" : "Remove"} the link of layer ${l} to token ${k}`} onClick={() => props.toggle!(cut)}>{gone ? "put back" : "remove"}</button>}</td></tr>;
         })}</tbody>
       </table></Scroll>
   );

@@ -97,6 +97,11 @@ export function Panel(props: { title: string; children: ComponentChildren; extra
   );
 }
 
+// What an exported page cannot do, in one sentence.
+export function Static(props: { children: ComponentChildren }) {
+  return <p class="static small" role="note">{props.children}</p>;
+}
+
 // The part of the address behind #: a view, and its state, so that every view can be sent as a link.
 export interface Address { view: string; parts: URLSearchParams }
 

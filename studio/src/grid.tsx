@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { api, type GridChoices, type GridRequest, type GridState, type GridUpdate, type Outcome } from "./api";
-import { Choice, go, address, number, Panel, Problem, signed, Slider, useAnswer } from "./common";
+import { api, exported, type GridChoices, type GridRequest, type GridState, type GridUpdate, type Outcome } from "./api";
+import { Choice, go, address, number, Panel, Problem, signed, Slider, Static, useAnswer } from "./common";
 
 const SIZE = 60; // of a cell
 const KINDS = [["G", "goal"], ["T", "trap"], ["#", "wall"], ["S", "start"], [".", "free"]] as const;
@@ -17,6 +17,7 @@ export function Grid(_: { control: boolean }) {
 function initial(choices: GridChoices): GridRequest {
   const request: { [name: string]: unknown } = { ...choices.request };
   for (const [name, value] of address().parts) {
+    if (exported && name !== "method" && name !== "step") continue; // nothing else is recorded
     if (name === "picture") request.picture = value.split("/");
     else if (name in request) request[name] = typeof request[name] === "number" ? Number(value) : value;
   }
@@ -65,13 +66,6 @@ function World(props: { choices: GridChoices }) {
     go("grid", parts, true);
   }, [request]);
 
-  useEffect(() => {
-    if (!playing) return;
-    if (state?.done || request.step >= choices.most_steps) { setPlaying(false); return; }
-    const timer = setTimeout(() => change({ step: request.step + 1 }), 260);
-    return () => clearTimeout(timer);
-  }, [playing, state]);
-
   const paint = (cell: number, kind: string, stroke = false) => change((before) => ({ picture: painted(before.picture, cell, kind) }), stroke ? `stroke ${gesture.current}` : `paint ${cell} ${kind}`);
   const move = (from: number, to: number) => change((before) => {
     const width = before.picture[0].length;
@@ -80,39 +74,53 @@ function World(props: { choices: GridChoices }) {
     return from === to ? {} : { picture: painted(painted(before.picture, from, there === kind ? "." : there), to, kind) };
   }, `drag ${gesture.current}`);
   const unit = SAMPLED(request.method) ? "episode" : "sweep";
+  // An exported page holds some steps: the next of them in the direction asked for.
+  const kept = choices.recorded?.[request.method], now = state?.step ?? request.step;
+  const forth = (step: number) => (kept ? (kept.find((one) => one >= step) ?? kept[kept.length - 1]) : step);
+  const back = (step: number) => (kept ? kept.reduce((a, b) => (b <= step ? Math.max(a, b) : a), 0) : step);
+  const ended = state?.done || (kept !== undefined && now === kept[kept.length - 1]);
   const set = (step: number) => { setPlaying(false); change({ step: Math.min(Math.max(step, 0), choices.most_steps) }); };
+
+  useEffect(() => {
+    if (!playing) return;
+    if (ended || request.step >= choices.most_steps) { setPlaying(false); return; }
+    const timer = setTimeout(() => change({ step: forth(now + 1) }), 260);
+    return () => clearTimeout(timer);
+  }, [playing, state]);
 
   return (
     <>
       <h1>Grid world</h1>
+      {exported && <Static>This is a page without a server: it holds the first layout with its usual settings, step by step. To drag the goal and move the sliders, run <code>foresight studio</code>.</Static>}
       <div class="columns">
         <Panel title={`${request.method.replaceAll("_", " ")}, ${unit} ${state?.step ?? 0}${state?.done ? ", converged" : ""}`} extra={
           <span class="dim small">{state && Object.entries(state.metrics).map(([name, x]) => `${name} ${number(x, 3)}`).join("  ")}</span>}>
           <div class="bar" role="group" aria-label="Steps">
             <button onClick={() => set(0)} disabled={request.step === 0}>Reset</button>
-            <button onClick={() => set((state?.step ?? request.step) - 1)} disabled={request.step === 0}>◀ Back</button>
-            <button onClick={() => set(request.step + 1)} disabled={state?.done}>Step ▶</button>
-            {SAMPLED(request.method) && <button onClick={() => set(request.step + 100)}>+100</button>}
-            <button aria-pressed={playing} onClick={() => setPlaying(!playing)} disabled={state?.done}>{playing ? "Pause" : "Play"}</button>
-            <button onClick={() => set(SAMPLED(request.method) ? 5_000 : choices.most_steps)}>{SAMPLED(request.method) ? "5,000 episodes" : "To the end"}</button>
+            <button onClick={() => set(back(now - 1))} disabled={request.step === 0}>◀ Back</button>
+            <button onClick={() => set(forth((kept ? now : request.step) + 1))} disabled={ended}>Step ▶</button>
+            {SAMPLED(request.method) && !kept && <button onClick={() => set(request.step + 100)}>+100</button>}
+            <button aria-pressed={playing} onClick={() => setPlaying(!playing)} disabled={ended}>{playing ? "Pause" : "Play"}</button>
+            <button onClick={() => set(forth(SAMPLED(request.method) ? 5_000 : choices.most_steps))} disabled={ended}>{SAMPLED(request.method) ? `${number(kept ? kept[kept.length - 1] : 5_000)} episodes` : "To the end"}</button>
           </div>
           <Problem text={error} />
           {state && <Board request={request} state={state} brush={brush} hover={hover} setHover={setHover} paint={paint} move={move} begin={() => { gesture.current++; }} />}
-          <div class="bar" role="group" aria-label="Draw">
+          {!exported && <div class="bar" role="group" aria-label="Draw">
             <span class="small dim">Drag a piece, or draw:</span>
             {KINDS.map(([sign, name]) => <button key={sign} aria-pressed={brush === sign} onClick={() => setBrush(brush === sign ? "" : sign)}>{name}</button>)}
             <button onClick={undo} disabled={!past.current.length}>Undo</button>
             <span class="small dim">On a cell, the keys g, t, w, s and Space do the same; Ctrl+Z takes back.</span>
-          </div>
+          </div>}
         </Panel>
         <div>
           <Panel title="Algorithm">
             <div class="bar">
               <Choice label="method" value={request.method} options={choices.methods.map((one) => one.name)} names={Object.fromEntries(choices.methods.map((one) => [one.name, one.name.replaceAll("_", " ")]))}
                 set={(method) => { setPlaying(false); change({ method, step: SAMPLED(method) === SAMPLED(request.method) ? request.step : 0 }, `method ${method}`); }} />
-              <Choice label="layout" value="" options={["", ...Object.keys(choices.layouts)]} names={{ "": "choose" }}
-                set={(name) => { if (name) { const { picture, ...options } = choices.layouts[name]; change({ slip: 0, step_reward: 0, goal_reward: 1, trap_reward: -1, ...(options as Partial<GridRequest>), picture, step: 0 }, `layout ${name}`); } }} />
+              {!exported && <Choice label="layout" value="" options={["", ...Object.keys(choices.layouts)]} names={{ "": "choose" }}
+                set={(name) => { if (name) { const { picture, ...options } = choices.layouts[name]; change({ slip: 0, step_reward: 0, goal_reward: 1, trap_reward: -1, ...(options as Partial<GridRequest>), picture, step: 0 }, `layout ${name}`); } }} />}
             </div>
+            <fieldset disabled={exported}>
             <Slider label="discount γ" value={request.gamma} min={0} max={1} step={0.01} set={(gamma) => change({ gamma }, "gamma")} />
             <Slider label="slip" value={request.slip} min={0} max={1} step={0.01} set={(slip) => change({ slip }, "slip")} />
             <Slider label="reward of a step" value={request.step_reward} min={-1} max={0.2} step={0.01} set={(step_reward) => change({ step_reward }, "step_reward")} />
@@ -123,6 +131,7 @@ function World(props: { choices: GridChoices }) {
               <Slider label="exploration ε" value={request.epsilon} min={0} max={1} step={0.01} set={(epsilon) => change({ epsilon }, "epsilon")} />
               <Slider label="seed" value={request.seed} min={0} max={20} step={1} set={(seed) => change({ seed }, "seed")} />
             </>}
+            </fieldset>
           </Panel>
           <Panel title="The backup in numbers">{state && <Backup request={request} state={state} cell={hover} />}</Panel>
         </div>
@@ -159,7 +168,7 @@ function Board(props: {
   const kind = (cell: number) => picture[Math.floor(cell / columns)][cell % columns];
   const down = (event: PointerEvent) => {
     const cell = at(event);
-    if (cell === null) return;
+    if (cell === null || exported) return;
     svg.current!.setPointerCapture(event.pointerId);
     props.begin();
     if (props.brush) { props.paint(cell, props.brush, true); setHeld(-1); }
@@ -179,7 +188,7 @@ function Board(props: {
     if (event.key in steps) {
       const next = cell + steps[event.key];
       if (next >= 0 && next < rows * columns) (svg.current!.querySelector(`[data-cell="${next}"]`) as SVGElement | null)?.focus();
-    } else if (event.key.toLowerCase() in signs) props.paint(cell, signs[event.key.toLowerCase()]);
+    } else if (!exported && event.key.toLowerCase() in signs) props.paint(cell, signs[event.key.toLowerCase()]);
     else return;
     event.preventDefault();
   };

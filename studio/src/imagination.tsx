@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { api, exported, type Loop } from "./api";
 import { Chart, type Line } from "./chart";
-import { address, Choice, go, number, PALETTE, Panel, Problem, Slider, useAnswer } from "./common";
+import { address, Choice, go, number, PALETTE, Panel, Problem, Slider, Static, useAnswer } from "./common";
 
 export function Imagination(_: { control: boolean }) {
   const [models, trouble] = useAnswer(api.models, "models");
@@ -24,7 +24,7 @@ export function Imagination(_: { control: boolean }) {
         {!exported && <Slider label="imagined steps" value={horizon} min={1} max={60} step={1} set={setHorizon} />}
       </div>
       <OpenLoop run={run} horizon={horizon} />
-      {!exported && <Inside run={run} key={run} />}
+      {exported ? <Static>This is a page without a server: it holds predictions over 15 steps. To play inside the model, run <code>foresight studio</code>.</Static> : <Inside run={run} key={run} />}
     </>
   );
 }

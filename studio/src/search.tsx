@@ -1,13 +1,13 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { api, type Analysis, type Board, type Decision, type Player, type TreeNode } from "./api";
-import { address, Choice, go, number, Panel, Problem, Scroll, Slider, useAnswer } from "./common";
+import { api, exported, type Analysis, type Board, type Decision, type Player, type TreeNode } from "./api";
+import { address, Choice, go, number, Panel, Problem, Scroll, Slider, Static, useAnswer } from "./common";
 
 const CELL = 46;
 
 export function Search(_: { control: boolean }) {
   const [players, trouble] = useAnswer(api.players, "players");
   const parts = address().parts;
-  const player = parts.get("player") ?? "connect_four";
+  const player = parts.get("player") ?? (exported ? players?.[0]?.id : undefined) ?? "connect_four";
   const one = players?.find((found) => found.id === player);
   const names = Object.fromEntries((players ?? []).map((it) => [it.id, it.name.includes(it.game) ? it.name : `${it.name}, ${it.game}`]));
   const choose = <Choice label="agent" value={player} options={players?.map((it) => it.id) ?? [player]} names={names} set={(name) => go("search", { player: name })} />;
@@ -15,7 +15,7 @@ export function Search(_: { control: boolean }) {
     <>
       <h1>Search</h1>
       <Problem text={trouble} />
-      {one?.episode ? <Episode key={player} one={one} choose={choose} /> : <Game key={player} player={player} one={one} choose={choose} />}
+      {exported ? (one && <Kept key={player} one={one} choose={choose} />) : one?.episode ? <Episode key={player} one={one} choose={choose} /> : <Game key={player} player={player} one={one} choose={choose} />}
     </>
   );
 }
@@ -101,6 +101,39 @@ function Decided(props: { seen: Decision; children: preact.ComponentChildren }) 
         </Panel>
       </div>
       <Grown of={seen.analysis ?? undefined} />
+    </>
+  );
+}
+
+// In an exported page: searches of a game that the agent plays against itself, or of its episode.
+function Kept(props: { one: Player; choose: preact.JSX.Element }) {
+  const { one } = props;
+  const [found, error] = useAnswer(() => api.searches(one.id), one.id);
+  const parts = address().parts;
+  const at = Math.min(Number(parts.get("step") ?? 0), (found?.positions.length ?? 1) - 1);
+  const size = Math.min(Number(parts.get("size") ?? (found?.counts.length ?? 1) - 1), (found?.counts.length ?? 1) - 1);
+  const set = (step: number, count: number) => go("search", { player: one.id, step: step || undefined, size: count === (found?.counts.length ?? 1) - 1 ? undefined : count }, true);
+  if (!found) return <Problem text={error} />;
+  const here = found.positions[at], analysis = here.analyses[found.counts[size]];
+  const scrub = <Slider label="simulations" value={size} min={0} max={found.counts.length - 1} step={1} set={(x) => set(at, x)} show={(x) => number(found.counts[x])} />;
+  return (
+    <>
+      <Static>This is a page without a server: it holds {one.episode ? "the first steps of an episode" : "the first moves of a game that the agent plays against itself"}, each with searches of {found.counts.join(", ")} simulations. To {one.episode ? "go on" : "play against it"}, run <code>foresight studio</code>.</Static>
+      <div class="bar">
+        {props.choose}
+        <Slider label={one.episode ? "step" : "moves made"} value={at} min={0} max={found.positions.length - 1} step={1} set={(x) => set(x, size)} />
+        <button disabled={at === 0} onClick={() => set(at - 1, size)}>◀ Back</button>
+        <button disabled={at + 1 >= found.positions.length} onClick={() => set(at + 1, size)}>{one.episode ? "Step" : "Move"} ▶</button>
+      </div>
+      {"cells" in here ? (
+        <>
+          <div class="columns">
+            <Panel title={here.game} extra={<span role="status">{outcome(here) || `move ${here.moves.length + 1}${mover(here)}`}</span>}><Position board={{ ...here, analysis }} play={null} /></Panel>
+            <Panel title="The agent's search" extra={<Value of={analysis} game />}>{scrub}<Moves of={analysis} what="move" /></Panel>
+          </div>
+          <Grown of={analysis} />
+        </>
+      ) : <Decided seen={{ ...(here as Decision), analysis: analysis ?? null }}>{scrub}</Decided>}
     </>
   );
 }

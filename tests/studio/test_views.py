@@ -30,9 +30,11 @@ from foresight.runtime.attention import sources
 from foresight.runtime.evaluation import open_loop, record
 from foresight.runtime.kinds import control
 from foresight.runtime.results import plot
-from foresight.studio import app, export, grid
+from foresight.studio import app, export, grid, recorded, trees
+from foresight.studio.boards import Players
 from foresight.studio.decisions import Decisions
 from foresight.studio.dreams import Models
+from foresight.studio.encode import encode
 from foresight.studio.runs import Library
 from tests import tiny_language
 from tests.agents.test_team import SECRETS, halves, play
@@ -109,14 +111,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def few() -> Iterator[None]:
+    """Exported pages hold less."""
+    with pytest.MonkeyPatch.context() as changed:
+        for name, value in (("EVERY", 6), ("EPISODES", 7), ("POSITIONS", 2), ("HALVINGS", 1)):
+            changed.setattr(recorded, name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, few: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("exported") / "page"
-    assert main(["studio", str(runs), "--export", str(out)]) == 0
+    assert main(["studio", str(runs), "--export", str(out), "--model", tiny_language.folder()]) == 0
     yield out
 
 
 def test_every_view_that_has_data_is_there(page: Path, runs: Path) -> None:
-    assert document(page, "about")["views"] == ["runs", "imagination", "thoughts", "agents"]
+    assert document(page, "about")["views"] == list(app.VIEWS)
     listed = document(page, "runs")
     assert {row["name"] for row in listed} == {path.parent.name for path in runs.glob("*/config.yaml")}
     for row in listed:
@@ -129,12 +140,54 @@ def test_every_view_that_has_data_is_there(page: Path, runs: Path) -> None:
     assert document(page, f"traces/{trace['id']}")["root"]["answer"] == "heron and otter"
     expected = Models(Library([runs])).open_loop(ids["dreams"], export.HORIZON)["errors"]
     assert document(page, f"models/{ids['dreams']}")["errors"] == expected
+    together = sorted(ids[name] for name in ("ppo", "ppo-1", "ppo-2"))
+    (band,) = [one["metrics"]["return"] for one in document(page, "bands") if sorted(one["runs"]) == together]
+    (exact,) = Library([runs]).bands(together, "return")
+    assert band["runs"] == 3 and band["middle"] == pytest.approx(exact["middle"])
     with pytest.raises(UserError, match="exists"):
         export.write([runs], page)
 
 
-def test_an_export_names_what_it_wrote_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["studio", str(FIXTURES), "--export", str(tmp_path / "out")]) == 0
+def test_what_is_computed_beforehand_is_what_a_server_answers(page: Path, runs: Path) -> None:
+    kept = document(page, "grids")["recorded"]
+    assert set(kept) == set(grid.METHODS) and all(steps[:4] == [0, 1, 2, 3] for steps in kept.values())
+    for method, step in (("value_iteration", 5), ("policy_iteration", kept["policy_iteration"][-1]), ("sarsa", 7)):
+        found = document(page, f"grid/{method}")
+        wanted = recorded.rounded(grid.solve(grid.Request(method=method, step=step)))
+        assert {**found["steps"][str(step)], "model": found["model"]} == wanted
+        assert wanted["done"] or method != "policy_iteration"
+    library = Library([runs])
+    players = {one["name"]: one for one in document(page, "players")}
+    assert set(players) == {"AlphaZero (bundled)", "muzero", "search"}
+    for name, asks in (("muzero", Players(library)), ("search", Decisions(library))):
+        found = document(page, f"search/{players[name]['id']}")
+        moves: list[int] = []
+        for step, position in enumerate(found["positions"]):
+            for count, analysis in position.pop("analyses").items():
+                asked = {"player": players[name]["id"], "simulations": int(count)}
+                wanted = asks.look({**asked, **({"moves": moves} if name == "muzero" else {"step": step})})
+                trees.prune(wanted["analysis"]["tree"], recorded.NODES)
+                assert analysis == json.loads(encode(recorded.rounded(wanted.pop("analysis"))))
+                assert position == recorded.rounded(wanted)
+            moves = [*moves, analysis["action"]]
+        assert len(found["positions"]) == 2 and len(found["counts"]) == 2
+    (reader, *_) = document(page, "readers")
+    found = document(page, f"attention/{reader['id']}")
+    maps = sources.of_text(tiny_language.model(), recorded.TEXT)
+    assert reader["read"] == recorded.TEXT and found["pass"]["tokens"] == list(maps.tokens)
+    for view in ("mean", "rollout", "1"):
+        for without_first in (False, True):
+            layers = found["views"][f"{view}/{int(without_first)}"]["layers"]
+            for layer, weights in zip(layers, maps.view(view, without_first), strict=True):
+                assert np.array(layer) / 10_000 == pytest.approx(weights.flatten().numpy(), abs=1e-4)
+
+
+def test_an_export_names_what_it_wrote_and_what_is_missing(
+    tmp_path: Path, few: None, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    assert main(["studio", str(FIXTURES), "--export", str(out), "--model", str(tmp_path / "no model")]) == 0
+    assert "attention" not in document(out, "about")["views"]
     assert "4 runs" in capsys.readouterr().out
     assert main(["studio", str(tmp_path / "none")]) == 2
     with pytest.raises(UserError, match="no runs in"):
@@ -150,12 +203,43 @@ def test_a_browser_opens_it_from_its_folder(page: Path, runs: Path) -> None:
         opened.goto(address)
         opened.wait_for_selector("table tbody tr")
         views = [link.inner_text() for link in opened.query_selector_all("nav a")]
-        assert views == ["Runs", "Imagination", "Thoughts", "Agents"]
+        assert views == [view.title() for view in app.VIEWS]
         opened.goto(f"{address}#/runs?run={ids['ppo']}")
         opened.wait_for_selector(".chart canvas")
         opened.goto(f"{address}#/runs?run={ids['talks']}")
         opened.wait_for_selector(".sample pre")
         assert "onerror" in opened.inner_text(".sample >> nth=1") and opened.evaluate("window.hacked") is None
+        together = "&".join(f"run={ids[name]}" for name in ("ppo", "ppo-1", "ppo-2"))
+        opened.goto(f"{address}#/runs?{together}&metric=return")
+        opened.wait_for_selector(".chart[aria-label*='IQM of 3']")
+        opened.goto(f"{address}#/grid?step=3&gamma=0.5")
+        opened.wait_for_selector("h2:has-text('sweep 3')")
+        opened.click("button:has-text('Step')")
+        opened.wait_for_selector("h2:has-text('sweep 4')")
+        found = grid.solve(grid.Request(step=4))
+        label = opened.get_attribute("[data-cell='62']", "aria-label")
+        assert f"value {found['values'][62]:.3f}" in label
+        assert opened.is_disabled("input[aria-label='discount γ']") and not opened.locator("text=Drag a piece").count()
+        opened.select_option("select[aria-label='method']", "sarsa")
+        opened.wait_for_selector("h2:has-text('sarsa, episode 0')")
+        opened.click("button:has-text('7 episodes')")
+        opened.wait_for_selector("h2:has-text('sarsa, episode 7')")
+        player = next(one for one in document(page, "players") if one["name"] == "muzero")
+        search = document(page, f"search/{player['id']}")
+        opened.goto(f"{address}#/search?player={player['id']}")
+        opened.click("button:has-text('Move')")
+        opened.fill("input[aria-label='simulations']", "0")
+        opened.wait_for_selector(f"h2:has-text('Tree after {search['counts'][0]} simulations')")
+        best = search["positions"][1]["analyses"][str(search["counts"][0])]["moves"][0]
+        row = opened.locator("table tbody tr >> nth=0").inner_text().split("\t")
+        assert row[:3] == [best["name"], str(best["visits"]), f"{100 * best['prior']:.1f}%"]
+        assert opened.locator("svg[aria-label$='board'] g[aria-label$='first player']").count() == 1
+        opened.goto(f"{address}#/attention?view=rollout&first=in")
+        opened.wait_for_selector("svg[aria-label^='Attention'] [data-token='5']")
+        for view in ("grid", "search", "attention", "imagination"):
+            opened.goto(f"{address}#/{view}")
+            opened.wait_for_selector("[role=note]:has-text('foresight studio')")
+            assert opened.locator("[role=alert]").count() == 0
         for view, there in (
             ("imagination", ".chart canvas"),
             ("thoughts", "svg[aria-label='Tree of thoughts'] g"),
