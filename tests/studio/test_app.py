@@ -180,5 +180,6 @@ def test_the_demo_ends_with_the_address_and_the_command() -> None:
     """Without a terminal it does not serve; the address is the one that the command has by default."""
     made = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     port = inspect.signature(studio.studio).parameters["port"].default
-    assert f"{serve.address('127.0.0.1', port, None)} after: .venv/bin/foresight studio $run" in made
+    assert f"The page of this run is at {serve.address('127.0.0.1', port, None)} (or the next free port) after:" in made
+    assert 'echo ".venv/bin/foresight studio $run"' in made
     assert "then .venv/bin/foresight studio $run" in made
