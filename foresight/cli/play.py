@@ -39,8 +39,8 @@ def play(
     """Use a trained run: watch the agent, step through its sweeps, prompt the model, or play against it.
 
     Args:
-        run: a run directory, or the name of a bundled agent: connect_four.
-        gif: a .gif or .mp4 file to write; default without a display: RUN/media/play.gif.
+        run: a run directory, the name of a bundled agent (connect_four, ppo/LunarLander-v3), or hub:OWNER/NAME.
+        gif: a .gif or .mp4 file to write; default without a display: RUN/media/play.gif, or play.gif if RUN is a name.
         prompt: one prompt for a language model, instead of a conversation.
         seed: seed of the episode.
         checkpoint: latest, best, or a step.
@@ -96,7 +96,7 @@ def _watch(agent: Agent, run: Path, gif: str | None, seed: int) -> None:
         if gif is None and has_display():
             record.window(frames, FPS, f"{Path(agent.settings.algorithm).stem} on {agent.settings.env}")
             return
-        path = Path(gif) if gif else run / "media" / "play.gif"
+        path = Path(gif) if gif else (run / "media" if run.is_dir() else Path()) / "play.gif"
         count = record.write(path, frames, FPS)
         screen.stdout().print(f"{count} frames in {path}", markup=False)
     finally:

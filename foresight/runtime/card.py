@@ -94,8 +94,8 @@ foresight: `--model {files[0].name}`.
     return folder / "README.md"
 
 
-def policy(settings: Settings, step: int, evaluation: dict[str, Any]) -> str:
-    """The card of a run without a language model: what it was trained on, how well it does, and how it is loaded."""
+def policy(settings: Settings, step: int, evaluation: dict[str, Any], address: str) -> str:
+    """The card of a run without a language model: what it was trained on, how well it does, and its `address`."""
     entry, env = catalog.entry(settings.algorithm), Path(settings.env).name
     name = f"{entry.name} on {env}"
     what = f"{evaluation['metric']}, {evaluation['n']} episodes, seed {settings.seed}"
@@ -126,7 +126,7 @@ def policy(settings: Settings, step: int, evaluation: dict[str, Any]) -> str:
 ```python
 import foresight
 
-agent = foresight.load("hub:OWNER/NAME")
+agent = foresight.load("{address}")
 agent.evaluate()
 ```
 

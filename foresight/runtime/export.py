@@ -104,7 +104,7 @@ def share(path: str | Path, name: str, written: Path, checkpoint: str | int = "l
     if written.is_dir():
         return hub.push(written, name)
     with tempfile.TemporaryDirectory() as folder:
-        hub.slim(Path(path), Path(folder), checkpoint)
+        hub.slim(Path(path), Path(folder), hub.PREFIX + name, checkpoint)
         shutil.copyfile(written, Path(folder) / written.name)
         return hub.push(Path(folder), name)
 

@@ -68,10 +68,11 @@ def pull(name: str) -> Path:
     return folder
 
 
-def slim(path: Path, folder: Path, which: str | int = "latest") -> Path:
+def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Path:
     """Write into `folder` what acting with the run at `path` needs, and its card; returns `folder`.
 
-    Raises UserError for a run that reads files of this machine, such as recorded episodes.
+    `name` is how it is loaded: "hub:OWNER/NAME". Raises UserError for a run that reads files of this machine, such as
+    recorded episodes.
     """
     agent = run.load(path, which, device="cpu")
     try:
@@ -90,7 +91,7 @@ def slim(path: Path, folder: Path, which: str | int = "latest") -> Path:
         agent.close()
     alone = dataclasses.replace(agent.settings, actors=0, ray=None, completer=None)  # no machines of the training
     (folder / "config.yaml").write_text(yaml.safe_dump(alone.document(), sort_keys=False), encoding="utf-8")
-    (folder / "README.md").write_text(card.policy(alone, agent.step, evaluation), encoding="utf-8")
+    (folder / "README.md").write_text(card.policy(alone, agent.step, evaluation, name), encoding="utf-8")
     return folder
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # these import torch
 HOLDS_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
 
 
+BUNDLED = catalog.ROOT / "trained"  # agents that come with the package
+
+
 class Run:
     """A run directory: its settings, metrics and results."""
 
@@ -207,7 +210,7 @@ def load(
 ) -> Agent:
     """The trained `Agent` of a run: `agent.act(obs)`. `checkpoint` is "latest", "best" or a step.
 
-    `path` is a run directory, the name of a bundled agent (`connect_four`), or `hub:OWNER/NAME`. `completer` is the URL
+    `path` is a run directory, the name of a bundled agent (see `bundled`), or `hub:OWNER/NAME`. `completer` is the URL
     of a server that samples instead of the language model, with the server's own weights.
 
     Raises UserError if there is no such run or checkpoint, or if it is damaged.
@@ -223,8 +226,13 @@ def find(path: str | Path) -> Path:
         from foresight.runtime import hub
 
         return hub.pull(str(path).removeprefix(hub.PREFIX))
-    here, bundled = Path(path).expanduser(), catalog.ROOT / "trained" / str(path)
-    return bundled if not here.exists() and len(Path(path).parts) == 1 and bundled.is_dir() else here
+    here = Path(path).expanduser()
+    return BUNDLED / path if not (here / "config.yaml").is_file() and str(path) in bundled() else here
+
+
+def bundled() -> list[str]:
+    """The names of the agents that come with the package: `connect_four`, `ppo/CartPole-v1`."""
+    return sorted(file.parent.relative_to(BUNDLED).as_posix() for file in BUNDLED.rglob("config.yaml"))
 
 
 def _evaluation(document: dict[str, Any] | None) -> Evaluation | None:

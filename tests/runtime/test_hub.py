@@ -61,6 +61,7 @@ def test_a_pushed_run_acts_alike(store: Path, tmp_path: Path) -> None:
         store / "ada/cart/config.yaml"
     ).read_text()
     card = ModelCard.load(store / "ada/cart/README.md")
+    assert 'foresight.load("hub:ada/cart")' in card.text
     assert card.data.library_name == "foresight" and card.data.eval_results[0].metric_value == mine.evaluate().mean
     with pytest.raises(UserError, match="not part of foresight"):  # code of others is not run
         (store / "ada/cart/config.yaml").write_text("algorithm: evil.py\n")

@@ -1,7 +1,10 @@
-"""The bundled agent: small, complete, and better than random."""
+"""The bundled agents: small, complete, and better than random."""
 
 from __future__ import annotations
 
+import pytest
+
+import foresight
 from foresight.planning.games import opponents
 from foresight.runtime import catalog, run
 from foresight.runtime.evaluation import match, players
@@ -15,3 +18,22 @@ def test_the_connect_four_agent_is_small_and_plays() -> None:
     player, game = players.player("connect_four", None, simulations=32)
     result = match.play(game, player, opponents.make("random", game, 3), 40, seed=3)
     assert result.score > 0.9
+
+
+def test_bundled_agents_are_small_and_have_cards(tmp_path, monkeypatch) -> None:
+    names = [name for name in run.bundled() if "/" in name]
+    assert "ppo/LunarLander-v3" in names
+    for name in names:
+        folder = run.find(name)
+        assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 1_000_000
+        assert f'foresight.load("{name}")' in (folder / "README.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ppo" / "LunarLander-v3" / "media").mkdir(parents=True)  # no run: the name keeps its meaning
+    assert run.find("ppo/LunarLander-v3") == run.BUNDLED / "ppo" / "LunarLander-v3"
+
+
+def test_the_lander_lands() -> None:
+    pytest.importorskip("Box2D")
+    agent = foresight.load("ppo/LunarLander-v3", device="cpu")
+    assert agent.evaluate(episodes=4, seed=7).mean > 100  # a random policy: about -180
+    agent.close()
