@@ -1,14 +1,15 @@
 """Draw the pictures of the studio's views in docs/media, from runs of documented commands.
 
-python benchmarks/studio_pictures.py [--runs FOLDER] [--out FOLDER]
+python benchmarks/studio_pictures.py [--runs FOLDER] [--out FOLDER] [--only NAME]
 
-The runs are made if they are not there, small ones: pictures, not results. Needs
+The runs of the pictures are made if they are not there, small ones: pictures, not results. Needs
 `pip install 'foresight[studio,web]'` and a Chromium.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -47,7 +48,7 @@ CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := sh
 VIEWS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("runs", "runs?run={ppo-0}&run={ppo-1}&run={ppo-2}&metric=return", ".chart canvas", ()),
     ("completions", "runs?run={countdown-grpo}", ".sample", ("button:has-text('Before and after')",)),
-    ("grid", "grid?step=12", "[data-cell='62']", ()),
+    ("grid", "grid?step=12", "[data-cell='62']", ("[data-cell='62']",)),
     ("search", "search", "svg[aria-label='Search tree'] g", ()),
     ("imagination", "imagination?run={storm}", ".dream p", ()),
     ("attention", "attention", "svg[aria-label^=Attention]", ("[aria-label^='layer 20, head 3']",)),
@@ -57,10 +58,26 @@ VIEWS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 )
 
 
-def make(runs: Path) -> None:
-    """Make the runs that are not there."""
+def needed(only: str) -> set[str]:
+    """The runs of the pictures whose name holds `only`, and what these are made from."""
+    texts = [address for name, address, *_ in VIEWS if only in name] + (["{think}"] if only in "thoughts" else [])
+    found: set[str] = set()
+    while texts:
+        text = texts.pop()
+        for name in COMMANDS:
+            used = rf"\{{{re.escape(name)}\}}|\{{runs\}}/{re.escape(name)}(?![\w.-])"
+            if name not in found and re.search(used, text):
+                found.add(name)
+                texts.append(COMMANDS[name])
+    return found
+
+
+def make(runs: Path, only: str) -> None:
+    """Make the runs that are not there, those of the pictures whose name holds `only`."""
     runs.mkdir(parents=True, exist_ok=True)
     for name, command in COMMANDS.items():
+        if name not in needed(only):
+            continue
         target = runs / name
         if (target / "summary.json").exists() or (target / "think.json").exists() or target.is_file():
             continue
@@ -121,7 +138,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="draw only the pictures whose name holds this text")
     parser.add_argument("--make", action="store_true", help="only make the runs")
     arguments = parser.parse_args()
-    make(arguments.runs)
+    make(arguments.runs, arguments.only)
     if not arguments.make:
         draw(arguments.runs, arguments.out, arguments.only)
 

@@ -94,7 +94,7 @@ function World(props: { choices: GridChoices }) {
       {exported && <Static>This is a page without a server: it holds the first layout with its usual settings, step by step. To drag the goal and move the sliders, run <code>foresight studio</code>.</Static>}
       <div class="columns">
         <Panel title={`${request.method.replaceAll("_", " ")}, ${unit} ${state?.step ?? 0}${state?.done ? ", converged" : ""}`} extra={
-          <span class="dim small">{state && Object.entries(state.metrics).map(([name, x]) => `${name} ${number(x, 3)}`).join("  ")}</span>}>
+          <span class="dim small">{state && Object.entries(state.metrics).map(([name, x]) => `${name.replaceAll("_", " ")} ${number(x, 3)}`).join(", ")}</span>}>
           <div class="bar" role="group" aria-label="Steps">
             <button onClick={() => set(0)} disabled={request.step === 0}>Reset</button>
             <button onClick={() => set(back(now - 1))} disabled={request.step === 0}>◀ Back</button>
