@@ -57,7 +57,7 @@ class Index:
 
 
 class Search:
-    """Questions such as "Where was the founder of Torvale Clocks born?"; the answer is such as "Corham [3] [7]".
+    """Questions such as "Where was the founder of Torvale Clocks born?"; the answer is such as `Corham [3] [7]`.
 
     The outcome is 1 if the city is right and both documents are cited; `found` is 1 if the city is.
     """
