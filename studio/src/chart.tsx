@@ -4,6 +4,8 @@ import "uplot/dist/uPlot.min.css";
 
 export interface Line { label: string; x: number[]; y: (number | null)[]; low?: (number | null)[]; high?: (number | null)[]; color: string; dash?: boolean }
 
+const WHOLE = Array.from({ length: 12 }, (_, i) => [1, 2, 5].map((x) => x * 10 ** i)).flat();
+
 // uPlot wants one x axis: the union of all, with gaps where a line has no value.
 function align(lines: Line[]): uPlot.AlignedData {
   const all = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
@@ -40,11 +42,12 @@ export function Chart(props: { lines: Line[]; x: string; y: string; height?: num
         bands.push({ series: [first + 1, first], fill: line.color + "30" });
       }
     }
+    const whole = !props.log && props.lines.every((line) => line.x.every(Number.isInteger)); // no tick at 1.5 updates
     const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 } };
     const made = new uPlot(
       {
         width: Math.max(target.clientWidth, 200), height: props.height ?? 300, series, bands, scales: { x: { time: false, distr: props.log ? 3 : 1 } },
-        axes: [{ ...axis, label: props.x, labelSize: 22 }, { ...axis, size: 64 }],
+        axes: [{ ...axis, label: props.x, labelSize: 22, ...(whole ? { incrs: WHOLE } : {}) }, { ...axis, size: 64 }],
         legend: { live: true }, cursor: { drag: { x: true, y: false } },
       },
       align(props.lines), target,

@@ -117,7 +117,7 @@ function World(props: { choices: GridChoices }) {
             <div class="bar">
               <Choice label="method" value={request.method} options={choices.methods.map((one) => one.name)} names={Object.fromEntries(choices.methods.map((one) => [one.name, one.name.replaceAll("_", " ")]))}
                 set={(method) => { setPlaying(false); change({ method, step: SAMPLED(method) === SAMPLED(request.method) ? request.step : 0 }, `method ${method}`); }} />
-              {!exported && <Choice label="layout" value="" options={["", ...Object.keys(choices.layouts)]} names={{ "": "choose" }}
+              {!exported && <Choice label="layout" value="" options={["", ...Object.keys(choices.layouts)]} names={{ "": "load one" }}
                 set={(name) => { if (name) { const { picture, ...options } = choices.layouts[name]; change({ slip: 0, step_reward: 0, goal_reward: 1, trap_reward: -1, ...(options as Partial<GridRequest>), picture, step: 0 }, `layout ${name}`); } }} />}
             </div>
             <fieldset disabled={exported}>
@@ -256,7 +256,7 @@ function bracket(x: number): string {
 
 function Backup(props: { request: GridRequest; state: GridState; cell: number | null }) {
   const { request, state, cell } = props;
-  if (cell === null) return <div class="backup dim">Point at a cell, or focus it with Tab and the arrow keys.</div>;
+  if (cell === null) return <div class="backup dim">Point at a cell, or focus it with Tab and the arrow keys. Numbers are values; arrows are the best actions one step ahead.</div>;
   const model = state.model[cell], q = state.q[cell], value = state.values[cell];
   const sign = request.picture.join("")[cell];
   if (!model || !q || value === null || sign === "G" || sign === "T")

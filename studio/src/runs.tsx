@@ -56,7 +56,7 @@ export function Runs(props: { control: boolean }) {
       )}
       {rows && rows.length > 0 && (
         <Panel title={`${matching.length} ${matching.length === 1 ? "run" : "runs"}`} extra={
-          <input type="search" placeholder="algorithm, environment, name" aria-label="Search runs" value={search}
+          <input type="search" size={30} placeholder="algorithm, environment, name" aria-label="Search runs" value={search}
             onInput={(event) => setSearch((event.target as HTMLInputElement).value)} />}>
           <Scroll>
             <table>
@@ -224,15 +224,25 @@ function Tree(props: { value: Json; depth?: number }) {
   );
 }
 
+// One of `options`; the first unless the address names another.
+function choice<T extends string>(given: string | null, options: readonly T[]): T {
+  return options.find((one) => one === given) ?? options[0];
+}
+
 const HIDDEN = ["step", "prompt", "completion", "reward", "parts", "transcript", "index", "held_out", "members"];
 
 function Completions(props: { run: string; version: number }) {
-  const [search, setSearch] = useState("");
-  const [sort, setSort] = useState<"step" | "best" | "worst">("step");
-  const [which, setWhich] = useState<"all" | "held out" | "training">("all");
-  const [step, setStep] = useState<number | undefined>(undefined);
-  const [start, setStart] = useState(0);
-  const [compare, setCompare] = useState(false);
+  const parts = address().parts;
+  const search = parts.get("text") ?? "";
+  const sort = choice(parts.get("order"), ["step", "best", "worst"] as const);
+  const which = choice(parts.get("questions"), ["all", "held out", "training"] as const);
+  const step = parts.has("step") ? Number(parts.get("step")) : undefined;
+  const start = Number(parts.get("start") ?? 0);
+  const compare = parts.get("compare") === "yes";
+  const set = (change: { [name: string]: string | number | undefined }) => {
+    const kept = Object.fromEntries([...parts.entries()].filter(([name]) => name !== "run" && name !== "start"));
+    go("runs", { run: props.run, ...kept, ...change }, true);
+  };
   const held_out = which === "all" ? undefined : which === "held out";
   const [found, error] = useAnswer(() => api.samples(props.run, { search, sort, step, held_out, start }), [props.run, search, sort, step, which, start, props.version]);
   const steps = found?.steps ?? [];
@@ -241,22 +251,22 @@ function Completions(props: { run: string; version: number }) {
   return (
     <Panel title={`${found?.total ?? ""} completions`} extra={
       <div class="bar">
-        <input type="search" placeholder="text" aria-label="Search completions" value={search} onInput={(event) => { setSearch((event.target as HTMLInputElement).value); setStart(0); }} />
-        {held.length > 0 && <Choice label="questions" value={which} options={["all", "held out", "training"]} set={(one) => { setWhich(one); setStart(0); }} />}
-        <Choice label="order" value={sort} options={["step", "best", "worst"]} names={{ step: "newest", best: "highest reward", worst: "lowest reward" }} set={(one) => { setSort(one); setStart(0); }} />
-        <button aria-pressed={compare} onClick={() => setCompare(!compare)} disabled={ends.length < 2}>Before and after</button>
+        <input type="search" placeholder="search in texts" aria-label="Search completions" value={search} onInput={(event) => set({ text: (event.target as HTMLInputElement).value })} />
+        {held.length > 0 && <Choice label="questions" value={which} options={["all", "held out", "training"]} set={(one) => set({ questions: one === "all" ? undefined : one })} />}
+        {!compare && <Choice label="order" value={sort} options={["step", "best", "worst"]} names={{ step: "newest", best: "highest reward", worst: "lowest reward" }} set={(one) => set({ order: one === "step" ? undefined : one })} />}
+        <button aria-pressed={compare} onClick={() => set({ compare: compare ? undefined : "yes" })} disabled={ends.length < 2}>Before and after</button>
       </div>}>
       <Problem text={error} />
       {steps.length > 1 && !compare && (
         <label class="slider"><span>step <output>{step ?? "all"}</output></span>
           <input type="range" aria-label="step" min={-1} max={steps.length - 1} value={step === undefined ? -1 : steps.indexOf(step)}
-            onInput={(event) => { const i = Number((event.target as HTMLInputElement).value); setStep(i < 0 ? undefined : steps[i]); setStart(0); }} /></label>
+            onInput={(event) => { const i = Number((event.target as HTMLInputElement).value); set({ step: i < 0 ? undefined : steps[i] }); }} /></label>
       )}
       {compare ? <Compare run={props.run} first={ends[0]} last={ends[ends.length - 1]} held_out={held.length > 1 ? true : undefined} /> : found?.rows.map((row) => <One_ row={row} run={props.run} key={row.index} />)}
       {!compare && found && found.total > 50 && <div class="bar">
-        <button disabled={start === 0} onClick={() => setStart(Math.max(0, start - 50))}>Newer</button>
+        <button disabled={start === 0} onClick={() => set({ start: Math.max(0, start - 50) || undefined })}>Newer</button>
         <span class="dim small">{start + 1} to {Math.min(start + 50, found.total)} of {found.total}</span>
-        <button disabled={start + 50 >= found.total} onClick={() => setStart(start + 50)}>Older</button>
+        <button disabled={start + 50 >= found.total} onClick={() => set({ start: start + 50 })}>Older</button>
       </div>}
     </Panel>
   );

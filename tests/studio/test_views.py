@@ -330,6 +330,14 @@ def test_completions_before_and_after_are_compared_word_by_word(served: Any, run
         kept = sum(len(re.split(r"(\s+)", text)) for tag, text in parts if tag == "span")
         same = difflib.SequenceMatcher(None, re.split(r"(\s+)", before), re.split(r"(\s+)", after), autojunk=False)
         assert kept >= sum(block.size for block in same.get_matching_blocks()) > 0
+    link = page.url
+    page.goto(f"{address}#/grid")
+    page.goto(link)  # the address holds what was chosen
+    page.wait_for_selector("button:has-text('Before and after')[aria-pressed='true']")
+    page.click("button:has-text('Before and after')")
+    page.get_by_label("order").select_option("worst")
+    page.fill("[aria-label='Search completions']", "the")
+    assert {"order=worst", "text=the"} < set(page.url.partition("?")[2].split("&"))
 
 
 @pytest.mark.slow
