@@ -72,7 +72,7 @@ def sort_64(quick: bool, picture: Path) -> Values:
 
 
 def countdown_models(quick: bool, picture: Path) -> Values:
-    """Greedy accuracy of four models on the same held-out problems, and what GRPO solves that was not solved before."""
+    """Greedy accuracy of five models on the same held-out problems; what is solved after rewards and was not before."""
     seeds = _seeds("grpo-countdown-search")
     solved: dict[str, list[list[float]]] = {}
     task = make("countdown", **_env("pretrain", "countdown-search"))
@@ -81,20 +81,25 @@ def countdown_models(quick: bool, picture: Path) -> Values:
         "pretrain-countdown-search",
         "grpo-countdown-steps",
         "grpo-countdown-search",
+        "dapo-countdown-search",
     ):
         solved[name] = [_greedy(_policy(name, seed), task, 220) for seed in seeds]
     accuracy = {name: statistics.fmean(map(statistics.fmean, rows)) for name, rows in solved.items()}
-    new = [
-        sum(b > a for a, b in zip(old, after, strict=True)) / max(1, old.count(0.0))
-        for old, after in zip(solved["pretrain-countdown-search"], solved["grpo-countdown-search"], strict=True)
-    ]
+    new = {
+        name: statistics.fmean(
+            sum(b > a for a, b in zip(old, after, strict=True)) / max(1, old.count(0.0))
+            for old, after in zip(solved["pretrain-countdown-search"], solved[f"{name}-countdown-search"], strict=True)
+        )
+        for name in ("grpo", "dapo")
+    }
     return {
         "what": "Countdown with 3 numbers, models of our own", "seeds": seeds, "problems": len(task.test),
         "accuracy": accuracy,
         "search_over_steps": accuracy["pretrain-countdown-search"] / max(accuracy["pretrain-countdown-steps"], 1e-9),
         "grpo_gain_steps": accuracy["grpo-countdown-steps"] - accuracy["pretrain-countdown-steps"],
         "grpo_gain_search": accuracy["grpo-countdown-search"] - accuracy["pretrain-countdown-search"],
-        "formerly_unsolved": statistics.fmean(new),
+        "formerly_unsolved": new["dapo"],
+        "formerly_unsolved_by_grpo": new["grpo"],
         "each": {name: [statistics.fmean(row) for row in rows] for name, rows in solved.items()},
     }  # fmt: skip
 
