@@ -46,7 +46,7 @@ def test_the_noise_of_two_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors[1] > 0.8 and errors[0] < 0.25, errors
 
 
-@sabotaged_by("foresight.nets.sequence.vla.VLA.output", change("actions", lambda x: x * 0))
+@sabotaged_by("foresight.nets.sequence.vla.VLA.output", change("features", lambda x: x._replace(actions=x.actions * 0)))
 def test_actions_have_the_odds_of_the_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every scene is shown four times, and once with the wrong action: π(right) = 3/4, and nothing for the third."""
     right = demonstrations(128)
