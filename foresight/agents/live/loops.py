@@ -169,7 +169,9 @@ def behind() -> None:
     """Let other processes go first: where cores are scarce, the training waits and not a client."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(BEHIND)
-    with contextlib.suppress(OSError):  # Linux may share cores among sessions first, and each loop has its own
+    if os.getsid(0) != os.getpid():  # not a loop, which leads a session of its own
+        return
+    with contextlib.suppress(OSError):  # Linux may share cores among sessions first
         Path("/proc/self/autogroup").write_text(f"{BEHIND}")
 
 
