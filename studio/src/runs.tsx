@@ -240,7 +240,7 @@ function Completions(props: { run: string; version: number }) {
   const start = Number(parts.get("start") ?? 0);
   const compare = parts.get("compare") === "yes";
   const set = (change: { [name: string]: string | number | undefined }) => {
-    const kept = Object.fromEntries([...parts.entries()].filter(([name]) => name !== "run" && name !== "start"));
+    const kept = Object.fromEntries([...address().parts.entries()].filter(([name]) => name !== "run" && name !== "start"));
     go("runs", { run: props.run, ...kept, ...change }, true);
   };
   const held_out = which === "all" ? undefined : which === "held out";

@@ -9,7 +9,7 @@ import httpx2
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import ModelCard, errors
+from huggingface_hub import ModelCard, errors, metadata_load
 
 import foresight
 from foresight.algorithms.value import dqn
@@ -62,7 +62,10 @@ def test_a_pushed_run_acts_alike(store: Path, tmp_path: Path) -> None:
     ).read_text()
     card = ModelCard.load(store / "ada/cart/README.md")
     assert 'foresight.load("hub:ada/cart")' in card.text
-    assert card.data.library_name == "foresight" and card.data.eval_results[0].metric_value == mine.evaluate().mean
+    facts = metadata_load(store / "ada/cart/README.md")
+    (index,) = facts["model-index"]
+    assert facts["library_name"] == "foresight"
+    assert index["results"][0]["metrics"][0]["value"] == mine.evaluate().mean
     with pytest.raises(UserError, match="not part of foresight"):  # code of others is not run
         (store / "ada/cart/config.yaml").write_text("algorithm: evil.py\n")
         foresight.load("hub:ada/cart")

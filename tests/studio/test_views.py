@@ -287,12 +287,18 @@ def test_the_interval_of_three_runs_is_that_of_python(served: Any, runs: Path) -
     assert page.get_attribute(".chart", "aria-label").count("IQM of 3") == 1
 
 
-@pytest.mark.slow
-def test_a_video_of_a_run_plays(served: Any, runs: Path) -> None:
-    """The first half is red, the second blue: what is played is what was recorded."""
+def _answers(served: Any, runs: Path) -> tuple[Any, str]:
+    """The page at the run `answers`, and the page's address."""
     page, address = served
     ids = {row["name"]: row["id"] for row in Library([runs]).table()}
     page.goto(f"{address}#/runs?run={ids['answers']}")
+    return page, address
+
+
+@pytest.mark.slow
+def test_a_video_of_a_run_plays(served: Any, runs: Path) -> None:
+    """The first half is red, the second blue: what is played is what was recorded."""
+    page, _ = _answers(served, runs)
     page.wait_for_selector("video")
     page.evaluate("() => { const it = document.querySelector('video'); it.playbackRate = 4; return it.play(); }")
     page.wait_for_function("() => document.querySelector('video').currentTime > 0.3")
@@ -315,9 +321,7 @@ def test_a_video_of_a_run_plays(served: Any, runs: Path) -> None:
 
 @pytest.mark.slow
 def test_completions_before_and_after_are_compared_word_by_word(served: Any, runs: Path) -> None:
-    page, address = served
-    ids = {row["name"]: row["id"] for row in Library([runs]).table()}
-    page.goto(f"{address}#/runs?run={ids['answers']}")
+    page, address = _answers(served, runs)
     page.click("button:has-text('Before and after')")
     page.wait_for_selector("text=The same 2 questions: mean reward 0.125 at step 0, 0.75 at step 9.")
     assert page.locator(".sample").count() == 2
@@ -337,7 +341,9 @@ def test_completions_before_and_after_are_compared_word_by_word(served: Any, run
     page.click("button:has-text('Before and after')")
     page.get_by_label("order").select_option("worst")
     page.fill("[aria-label='Search completions']", "the")
-    assert {"order=worst", "text=the"} < set(page.url.partition("?")[2].split("&"))
+    page.wait_for_function(
+        "() => ['order=worst', 'text=the'].every((part) => location.hash.split(/[?&]/).includes(part))"
+    )
 
 
 @pytest.mark.slow
