@@ -19,28 +19,38 @@ from foresight.nets.stacked_mlp import StackedMLP
 class SharedTrunk(nn.Module):
     """One trunk (pixels) for policy and value, with a linear layer each (PPO detail 21).
 
-    With `bfloat16` the trunk runs under autocast; the last layers stay float32, and so do log-probabilities.
+    With `bfloat16` the trunk runs under autocast; the last layers stay float32, and so do log-probabilities. If
+    `appended`, the first output is followed by the trunk's features.
     """
 
     def __init__(
-        self, trunk: Encoder, outputs: tuple[int, ...], gains: tuple[float, ...], bfloat16: bool = False
+        self,
+        trunk: Encoder,
+        outputs: tuple[int, ...],
+        gains: tuple[float, ...],
+        bfloat16: bool = False,
+        appended: bool = False,
     ) -> None:
         super().__init__()
-        self.trunk, self.autocast = trunk, bfloat16
+        self.trunk, self.autocast, self.appended = trunk, bfloat16, appended
         self.last = nn.ModuleList(orthogonal(nn.Linear(trunk.size, n), g) for n, g in zip(outputs, gains, strict=True))
 
     def forward(self, obs: Tree) -> Sequence[Tensor]:
         """The inputs of the policy head and of the value head."""
         h = self._features(obs)
-        return [layer(h) for layer in self.last]
+        return [self._output(i, h) for i in range(len(self.last))]
 
     def single(self, index: int, obs: Tree) -> Tensor:
         """The input of head `index`."""
-        return self.last[index](self._features(obs))
+        return self._output(index, self._features(obs))
 
     def last_layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Weight and bias of the layer that makes the input of head `index`."""
         return self.last[index].weight, self.last[index].bias  # type: ignore[return-value]
+
+    def _output(self, index: int, h: Tensor) -> Tensor:
+        y: Tensor = self.last[index](h)
+        return torch.cat([y, h], -1) if self.appended and index == 0 else y
 
     def vjp(self, obs: Tree) -> None:
         """Not supported: use autograd."""

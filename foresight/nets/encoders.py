@@ -16,7 +16,7 @@ from foresight import errors
 from foresight.errors import UserError
 from foresight.nets.actor_critic import SeparateNetworks, SharedTrunk, VectorizedMLP
 from foresight.nets.conv import Impala, Nature, Nips, Planes, order
-from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead
+from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead, StateDependentHead
 from foresight.nets.mlp import MLP
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.scored_actions import FEATURES, MASK, ScoredActions
@@ -179,6 +179,24 @@ def actor_critic_body(
     return mlp if is_vector(space) else VectorizedMLP(vector, mlp)
 
 
+def appended_body(
+    space: gs.Space[Any],
+    outputs: tuple[int, int],
+    gains: tuple[float, float],
+    hidden: Sequence[int],
+    activation: str = "tanh",
+    images: str = "nature",
+    bfloat16: bool = False,
+) -> tuple[SharedTrunk | SeparateNetworks, int]:
+    """As `actor_critic_body`, with the first output followed by the features that it is linear in; and their number."""
+    if is_image(space):
+        trunk = encoder(space, hidden, activation, images)
+        return SharedTrunk(trunk, outputs, gains, bfloat16, appended=True), trunk.size
+    trunk = encoder(space, hidden, activation)
+    policy = SharedTrunk(trunk, outputs[:1], gains[:1], appended=True)
+    return SeparateNetworks(policy, actor_critic_body(space, outputs[1:], gains[1:], hidden, activation)), trunk.size
+
+
 def separate_body(
     space: gs.Space[Any],
     outputs: tuple[int, int],
@@ -214,6 +232,16 @@ def has_action_features(space: gs.Space[Any]) -> TypeGuard[gs.Dict]:
 def mask_key(space: gs.Space[Any]) -> str | None:
     """The key of a dict observation with the mask of allowed actions, or None."""
     return ACTION_MASK if isinstance(space, gs.Dict) and ACTION_MASK in space.spaces else None
+
+
+def state_dependent_head(space: gs.Space[Any], log_std: float) -> StateDependentHead:
+    """The head of state-dependent noise for actions in `space`. Raises UserError if they are not continuous."""
+    if isinstance(space, gs.Box) and len(space.shape) == 1:
+        return StateDependentHead(space.shape[0], log_std)
+    raise UserError(
+        f"state_dependent_noise needs continuous actions (a Box with one dim), but this environment takes {space}. "
+        "Leave out --state-dependent-noise."
+    )
 
 
 def policy_head(space: gs.Space[Any], log_std: float = 0.0) -> CategoricalHead | MultiCategoricalHead | NormalHead:

@@ -6,13 +6,13 @@ They have no linear layer, so the same head works on a fused MLP, a convolutiona
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from foresight.nets.outputs import Categorical, MultiCategorical, Normal, Scalar, TanhNormal, TwoHot
-from foresight.ops import value
+from foresight.ops import policy, value
 
 
 class CategoricalHead(nn.Module):
@@ -51,6 +51,37 @@ class NormalHead(nn.Module):
     def forward(self, y: Tensor, mask: Tensor | None = None) -> Normal:
         """`mask` is ignored: continuous actions cannot be masked."""
         return Normal(y, self.log_std.exp())
+
+
+class StateDependentHead(nn.Module):
+    """Normal actions whose noise is linear in the policy's features (gSDE, arXiv:2005.05719): a = μ(s) + θᵀ z(s).
+
+    The weights θ `[features, dims]` of the noise are normal with learned standard deviations, and are held for some
+    steps: while they are held, equal states get equal noise. The features have no gradient from here (the authors'
+    default). Call `over` before use.
+    """
+
+    def __init__(self, dims: int, log_std: float = 0.0) -> None:
+        super().__init__()
+        self.width, self.initial = dims, log_std
+
+    def over(self, features: int) -> None:
+        """Set the number of features."""
+        self.log_std = nn.Parameter(torch.full((features, self.width), self.initial))
+
+    def forward(self, y: Tensor, mask: Tensor | None = None) -> Normal:
+        """`y` is `[..., dims + features]`. `mask` is ignored: continuous actions cannot be masked."""
+        mean, features = y[..., : self.width], y[..., self.width :].detach()
+        return Normal(mean, policy.state_dependent_std(features, self.log_std.exp()), features)
+
+    @torch.no_grad()
+    def noise(self, rows: int, every: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """The weights `[rows, features, dims]` of the noise at one step after the other, redrawn `every` steps."""
+        sigma = self.log_std.exp()
+        while True:
+            drawn = sigma * torch.empty(rows, *sigma.shape, device=sigma.device).normal_(generator=generator)
+            for _ in range(every):
+                yield drawn
 
 
 class TanhNormalHead(nn.Module):
@@ -121,5 +152,5 @@ class TwoHotHead(nn.Module):
         return TwoHot(y, self.bins)
 
 
-PolicyHead = CategoricalHead | MultiCategoricalHead | NormalHead | TanhNormalHead
+PolicyHead = CategoricalHead | MultiCategoricalHead | NormalHead | StateDependentHead | TanhNormalHead
 ValueHead = ScalarHead | TwoHotHead

@@ -219,12 +219,20 @@ class MultiCategorical:
 
 
 class Normal:
-    """Independent normals over the last dim; `mean` `[..., D]`, `std` the same or `[D]`."""
+    """Independent normals over the last dim; `mean` `[..., D]`, `std` the same or `[D]`.
 
-    __slots__ = ("location", "std")
+    `features` `[..., F]` are those that state-dependent noise is linear in, see `heads.StateDependentHead`.
+    """
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        self.location, self.std = mean, std
+    __slots__ = ("features", "location", "std")
+
+    def __init__(self, mean: Tensor, std: Tensor, features: Tensor | None = None) -> None:
+        self.location, self.std, self.features = mean, std, features
+
+    def perturbed(self, weights: Tensor) -> Tensor:
+        """The mean plus the noise that `weights` `[..., F, D]` make of the features, `[..., D]`."""
+        assert self.features is not None
+        return self.location + (self.features.unsqueeze(-2) @ weights).squeeze(-2)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A sample `[..., D]`."""

@@ -30,6 +30,17 @@ def ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
     return (logprob - old_logprob.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
+def state_dependent_std(features: Tensor, sigma: Tensor) -> Tensor:
+    """The standard deviation of noise that is linear in the features: √(Σ_i z_i² σ_ij²), for θ_ij ~ N(0, σ_ij²).
+
+    Shapes: features `[..., F]`, sigma `[F, D]`; returns `[..., D]`. 1e-6 is added to the variance, as in the authors'
+    code. Source: Raffin et al. 2021, gSDE (arXiv:2005.05719), eq. 7.
+
+    Becomes state-independent noise of variance Σ_i z_i² σ_ij² when the features are constant.
+    """
+    return (features.square() @ sigma.square() + 1e-6).sqrt()
+
+
 CORRECTIONS = ("none", "truncated", "masked")
 
 

@@ -27,6 +27,10 @@ What is kept of "The 37 Implementation Details of PPO" (Huang et al. 2022), by t
 and of their further details: clip range annealing, early stopping on a KL target, masks of invalid actions (the key
 `action_mask` of a dict observation).
 
+With `state_dependent_noise` (gSDE, Raffin et al. 2021, arXiv:2005.05719) the noise of continuous actions is linear in
+the policy's features. Each environment draws the weights of its noise at the start of a rollout and every so many
+steps of it.
+
 Differences: a time limit is not a termination: its step bootstraps with the value of its final observation.
 Steps on which an environment only reset (`Feedback.mask` 0) are left out of losses and statistics. The running
 statistics change between iterations only, so the policy that acts is the one that is updated.
@@ -58,7 +62,7 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, precision
 from foresight.nets.actor_critic import ActorCritic
-from foresight.nets.outputs import Output
+from foresight.nets.outputs import Normal, Output
 from foresight.nets.sequence import memory, vla
 from foresight.nets.sequence.action_tokens import Tokens
 from foresight.nets.sequence.memory import MemoryActorCritic
@@ -112,7 +116,8 @@ class Config:
     sample: bool = False  # draw actions in evaluation too, as a VLA without memory needs it
     critic_warmup: int = 0  # first updates that train the value head of a VLA only; 5 in VLA-RL
     backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
-    log_std: float = 0.0  # initial log standard deviation of continuous actions; detail 24
+    log_std: float = 0.0  # initial log standard deviation of continuous actions, or of the weights of gSDE; detail 24
+    state_dependent_noise: int | None = None  # steps for which gSDE (arXiv 2005.05719) holds its noise; None: not
     precision: str = "float32"  # "float32", "bfloat16" (the trunks run under autocast) or "auto" (the faster one)
     threads: int = 1  # torch threads on a CPU; small networks are fastest with 1, pixels with 0 (one per core)
 
@@ -152,7 +157,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 def _network(config: Config, spaces: Spaces, halved: bool) -> ActorCritic | MemoryActorCritic | VLAActorCritic:
     if config.policy is not None:
         return VLAActorCritic(vla.load(config.policy, spaces.obs, spaces.action)).eval()
-    head = encoders.policy_head(spaces.action, config.log_std)
+    held = config.state_dependent_noise is not None
+    head = (encoders.state_dependent_head if held else encoders.policy_head)(spaces.action, config.log_std)
     value_head = heads.ScalarHead() if config.popart_rate is None else heads.PopArtHead()
     normalizer = encoders.normalizer(spaces.obs) if config.normalize_obs else None
     return memory.actor_critic(
@@ -177,8 +183,15 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
     if carry is None:
         carry = state.network.initial(env.num_envs)
 
+    held, head = state.config.state_dependent_noise, state.network.policy_head
+    noise = None
+    if held is not None and isinstance(head, heads.StateDependentHead):
+        noise = head.noise(env.num_envs, held, state.generator)
+
     def choose(obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:  # `act` with less overhead
         output, carry = state.network.step(obs, carry)
+        if noise is not None and isinstance(output, Normal):
+            return output.perturbed(next(noise)), {}, carry
         return output.sample(state.generator), {}, carry
 
     segment = collect.segment(
@@ -317,6 +330,8 @@ def train(
 
 def _check(config: Config) -> None:
     errors.at_least(1, config, "num_envs", "rollout_steps", "epochs", "minibatches")
+    if config.state_dependent_noise is not None:
+        errors.at_least(1, config, "state_dependent_noise")
     steps = config.num_envs * config.rollout_steps
     if config.minibatches > steps:
         raise UserError(
@@ -334,6 +349,7 @@ def _check(config: Config) -> None:
         "memory": config.memory is not None,
         "normalize_obs": config.normalize_obs,
         "popart_rate": config.popart_rate is not None,
+        "state_dependent_noise": config.state_dependent_noise is not None,
     }
     if config.policy is not None and any(given.values()):
         name = next(name for name, on in given.items() if on)

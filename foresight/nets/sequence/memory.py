@@ -21,8 +21,8 @@ from foresight.data import trees
 from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import encoders
-from foresight.nets.actor_critic import ActorCritic
-from foresight.nets.heads import PolicyHead, PopArtHead, ScalarHead
+from foresight.nets.actor_critic import ActorCritic, Body, SeparateNetworks
+from foresight.nets.heads import PolicyHead, PopArtHead, ScalarHead, StateDependentHead
 from foresight.nets.mlp import Encoder, orthogonal
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.outputs import Output, Scalar
@@ -233,6 +233,8 @@ class MemoryActorCritic(nn.Module):
 
     def _actions(self, features: Tensor, obs: Tree) -> Output:
         y = self.last[0](features)
+        if isinstance(self.policy_head, StateDependentHead):
+            y = torch.cat([y, features], -1)
         return self.policy_head(y) if self.mask_key is None else self.policy_head(y, obs[self.mask_key] > 0)
 
 
@@ -256,7 +258,12 @@ def actor_critic(
     """
     if shape is None:
         widths = (policy_head.width, value_head.width)
-        body = encoders.actor_critic_body(space, widths, gains, hidden, activation, images, bfloat16)
+        body: Body | SeparateNetworks
+        if isinstance(policy_head, StateDependentHead):
+            body, size = encoders.appended_body(space, widths, gains, hidden, activation, images, bfloat16)
+            policy_head.over(size)
+        else:
+            body = encoders.actor_critic_body(space, widths, gains, hidden, activation, images, bfloat16)
         return ActorCritic(body, policy_head, value_head, normalizer, encoders.mask_key(space))
     if backbone not in BACKBONES:
         raise errors.unknown("backbone", backbone, BACKBONES)
@@ -264,4 +271,6 @@ def actor_critic(
     for name, remembers in BACKBONES[backbone].items():
         encoder = encoders.encoder(space, hidden, activation, images)
         trunks[name] = Trunk(encoder, make(shape, encoder.size) if remembers else None)
+    if isinstance(policy_head, StateDependentHead):
+        policy_head.over(next(iter(trunks.values())).size)
     return MemoryActorCritic(trunks, policy_head, value_head, gains, normalizer, encoders.mask_key(space))

@@ -1,0 +1,117 @@
+"""gSDE in PPO: noise that is linear in the policy's features, with weights that are held for some steps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gs
+
+from foresight.algorithms.policy import ppo
+from foresight.envs.base import Spaces
+from foresight.errors import UserError
+from foresight.nets.heads import StateDependentHead
+from tests.algorithms.policy.small_envs import Bandit, sides
+from tests.algorithms.small_runs import last
+from tests.algorithms.states import forgets, restored, weights
+from tests.sabotage import change, sabotaged_by, scaled
+
+BOX = gs.Box(-2, 2, (2,), np.float32)
+HELD = ppo.Config(
+    steps=512, num_envs=8, rollout_steps=8, hidden=(16,), log_std=-1.0, state_dependent_noise=4, learning_rate=1e-2
+)
+
+
+def _closeness(c, a):
+    return 1 - (a - (2.0 * c - 1)[:, None]).square().mean(-1)
+
+
+def _contexts() -> Bandit:
+    spaces = Spaces(gs.Box(-1, 1, (1,), np.float32), BOX)
+    return Bandit(spaces, 2, lambda c: (2.0 * c - 1).unsqueeze(-1), _closeness)
+
+
+@sabotaged_by("foresight.ops.policy.state_dependent_std", scaled(1.1), change("features", torch.ones_like))
+def test_the_noise_is_normal_with_the_squared_features_times_the_variances():
+    """Scores equal torch's; drawn weights have this variance; constant features become state-independent noise."""
+    generator = torch.Generator().manual_seed(0)
+    head = StateDependentHead(2)
+    head.over(3)
+    sigma = torch.tensor([[0.5, 1.0], [0.2, 0.1], [2.0, 0.3]])
+    head.log_std.data.copy_(sigma.log())
+    mean, features = torch.randn(5, 2, generator=generator), torch.randn(5, 3, generator=generator)
+    output = head(torch.cat([mean, features], -1))
+    variance = torch.stack([sum(features[:, i] ** 2 * sigma[i, j] ** 2 for i in range(3)) for j in range(2)], -1)
+    expected = torch.distributions.Normal(mean, variance.sqrt())
+    x = torch.randn(5, 2, generator=generator)
+    torch.testing.assert_close(output.logp(x), expected.log_prob(x).sum(-1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(output.entropy(), expected.entropy().sum(-1), rtol=1e-4, atol=1e-5)
+    assert torch.equal(output.mode(), mean)
+    drawn = head(torch.cat([mean[:1], features[:1]], -1).expand(20_000, -1))
+    noise = drawn.perturbed(next(head.noise(20_000, 1, generator))) - mean[0]
+    torch.testing.assert_close(noise.var(0), variance[0], rtol=0.05, atol=0)
+    assert noise.mean(0).abs().max() < 0.05
+
+    constant = head(torch.cat([mean, torch.ones(5, 3)], -1))
+    torch.testing.assert_close(constant.std, (sigma**2).sum(0).sqrt().expand(5, 2))
+
+
+@sabotaged_by(
+    "foresight.nets.heads.StateDependentHead.noise", change("every", lambda n: 1), change("rows", lambda n: 1)
+)
+def test_noise_is_held_between_redraws_and_differs_between_environments():
+    """Equal states get equal actions until the weights are drawn again, at every rollout's start at the latest."""
+    env = _contexts()
+    state = ppo.build(HELD, env.spaces)
+    batch, obs, _ = ppo.rollout(state, env, env.reset(0))
+    later, _, _ = ppo.rollout(state, env, obs)
+    action = torch.cat([batch.action, later.action], 1)  # the contexts alternate: steps t and t + 2 show the same
+    same = (action[:, :-2] - action[:, 2:]).abs().amax((0, 2)) < 1e-6
+    assert same.tolist() == [True, True, False, False] * 3 + [True, True]
+    assert not torch.isclose(action[0], action[2]).any()  # environments 0 and 2 see the same
+    output = state.network.policy(batch.obs)
+    torch.testing.assert_close(batch.logprob, output.logp(batch.action))
+
+
+@sabotaged_by("foresight.ops.returns.gae", lambda f: lambda *a: tuple(-x for x in f(*a)))
+@pytest.mark.parametrize("kind", ["vector", "memory"])
+def test_it_learns_with_every_kind_of_network(kind):
+    options = {"vector": {}, "memory": {"memory": "gru", "memory_size": 16}}[kind]
+    state = last(ppo, dataclasses.replace(HELD, steps=3_000, rollout_steps=16, **options), _contexts())
+    env = _contexts()
+    obs = env.reset(0)
+    action, _, _ = ppo.act(state, obs)
+    assert _closeness(env._context, action).mean() > 0.9
+    sampled, _, _ = ppo.act(state, obs, explore=True)
+    assert not torch.equal(sampled, action)
+    head = state.network.policy_head
+    assert head.log_std.shape == (16, 2) and head.log_std.std() > 0
+
+
+def test_pixels_share_their_trunk():
+    env = sides(BOX, _closeness)
+    state = last(ppo, dataclasses.replace(HELD, steps=64), env)
+    assert state.network.policy_head.log_std.shape == (512, 2)
+    assert ppo.act(state, env.reset(0))[0].shape == (8, 2)
+
+
+@sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("network", "optimizer", "generator")])
+def test_a_resumed_run_is_the_uninterrupted_one():
+    copies = []
+    for step, _, state in ppo.train(HELD, _contexts()):
+        if step == 256:
+            copies = [copy.deepcopy(state), restored(ppo, state, _contexts())]
+    for halfway in copies:
+        assert torch.equal(weights(last(ppo, HELD, _contexts(), halfway)), weights(state))
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match="state_dependent_noise needs continuous actions"):
+        ppo.build(HELD, Spaces(gs.Box(0, 1, (2,), np.float32), gs.Discrete(2)))
+    with pytest.raises(UserError, match="state_dependent_noise must be at least 1, not 0"):
+        ppo.build(dataclasses.replace(HELD, state_dependent_noise=0), _contexts().spaces)
+    with pytest.raises(UserError, match="A VLA has no state_dependent_noise"):
+        ppo.build(dataclasses.replace(HELD, policy="runs/x"), _contexts().spaces)
