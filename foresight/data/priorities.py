@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.data.replay import Replay, Transitions
-from foresight.data.trajectory import Tree
+from foresight.data.trajectory import Trajectory, Tree
 from foresight.errors import UserError
 
 
@@ -79,8 +81,13 @@ class Prioritized:
         """The number of steps stored, over all streams."""
         return len(self.replay)
 
-    def add(self, rows: dict[str, Tree], final_obs: Tree = None) -> None:
-        """Append one step, as `Replay.add` does."""
+    def add(self, rows: Trajectory | dict[str, Tree], final_obs: Tree = None) -> None:
+        """Append steps, as `Replay.add` does."""
+        if isinstance(rows, Trajectory):
+            for t in range(rows.shape[1]):
+                step = rows.map(operator.itemgetter((slice(None), t)))
+                self.add({field.name: getattr(step, field.name) for field in dataclasses.fields(step)})
+            return
         self.replay.add(rows, final_obs)
         newest = self.replay.newest
         if self.tree is None:
@@ -103,15 +110,26 @@ class Prioritized:
         `weight` is (1 / P)^β over its greatest in the batch, which corrects the bias fully at β = 1 (§3.4).
         Raises UserError before the first step can be sampled.
         """
+        key, weight = self._draw(n, beta, generator)
+        return dataclasses.replace(self.replay.gather(key, gamma, self.n_steps), weight=weight)
+
+    def sequences(self, n: int, beta: float, generator: torch.Generator | None = None) -> Trajectory:
+        """`n` sequences `[n, n_steps + 1]`, by the priorities of their first steps; see `Replay.sample`.
+
+        `extras["weight"]` `[n, n_steps + 1]` is the weight of the sequence at each of its steps; see `transitions`.
+        """
+        key, weight = self._draw(n, beta, generator)
+        batch = self.replay.sequences(key, self.n_steps + 1)
+        return batch.replace(extras={**batch.extras, "weight": weight.unsqueeze(1).expand(batch.shape)})
+
+    def _draw(self, n: int, beta: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Keys of `n` first steps, and their weights."""
         if self.tree is None or self.tree.total <= 0:
             raise UserError(f"Cannot sample transitions of {self.n_steps} steps: {len(self)} steps are stored so far.")
         part = (torch.arange(n) + torch.rand(n, generator=generator, dtype=torch.float64)) / n
         key = self.tree.find(part * self.tree.total)
         weight = self.tree[key].pow(-beta)
-        batch = self.replay.gather(key, gamma, self.n_steps)
-        return Transitions(
-            batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs, key, (weight / weight.max()).float()
-        )
+        return key, (weight / weight.max()).float()
 
     def update(self, key: Tensor, priority: Tensor) -> None:
         """Set the priorities of the steps `key` `[N]` to |`priority`| + 1e-6, so that each can be sampled again."""

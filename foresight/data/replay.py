@@ -149,16 +149,21 @@ class Replay:
             raise UserError(
                 f"Cannot sample sequences of {length} steps: {self._size} per environment are stored so far."
             )
-        streams = self.storage.shape[0]
         choices = self._size - length + 1
-        pick = torch.randint(streams * choices, (n,), generator=generator)
-        stream, start = pick // choices, pick % choices
+        pick = torch.randint(self._streams() * choices, (n,), generator=generator)
         oldest = self._write if self._size == self.capacity else 0
-        column = (oldest + start.unsqueeze(1) + torch.arange(length)) % self.capacity  # [n, length]
-        key = stream.unsqueeze(1) * self.capacity + column
-        flat = key.flatten()
-        batch = self.storage.map(lambda x: x.flatten(0, 1).index_select(0, flat).unflatten(0, (n, length)))
-        return batch.replace(extras={**batch.extras, "key": key})
+        return self.sequences((pick // choices) * self.capacity + (oldest + pick % choices) % self.capacity, length)
+
+    def sequences(self, key: Tensor, length: int) -> Trajectory:
+        """The sequences of `length` steps that start at the steps `key` `[n]`, as `sample` returns them.
+
+        A key is at least `length` - 1 steps older than the newest one.
+        """
+        flat, ahead = self._flat, self._ahead(key.unsqueeze(1), torch.arange(length))
+        assert flat is not None
+        rows, shape = ahead.flatten(), (len(key), length)
+        batch = flat.map(lambda x: x.index_select(0, rows).unflatten(0, shape))
+        return batch.replace(extras={**batch.extras, "key": ahead})
 
     def transitions(
         self,

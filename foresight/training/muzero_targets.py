@@ -20,6 +20,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data import trees
+from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Episodes, Feedback, Spaces, require_end
@@ -108,7 +109,7 @@ class Learner(Protocol):
     network: Any  # the model that is searched
     target: Any  # the target network
     optimizer: torch.optim.Adam
-    replay: Replay
+    replay: Replay | Prioritized
     generator: torch.Generator
     shuffler: torch.Generator
     step: int
@@ -138,7 +139,7 @@ class State:
     network: Any  # the model that is searched
     target: Any  # the target network: bootstrap values and reanalysis
     optimizer: torch.optim.Adam
-    replay: Replay
+    replay: Replay | Prioritized
     generator: torch.Generator  # search noise and actions
     shuffler: torch.Generator  # samples the replay, on the CPU
     step: int = 0
@@ -154,7 +155,8 @@ def check(config: ModelConfig, *counts: str) -> None:
     errors.at_least(1, config, "num_envs", "unroll_steps", "n_steps", "simulations", *counts)
     sizes = ("batch_size", "train_every", "collect_steps", "target_every", "replay_size", "latent_size", "support")
     errors.at_least(1, training, *sizes)
-    errors.at_least(0, training, "max_lag")
+    errors.at_least(0, training, "max_lag", "priority_exponent")
+    errors.between(0, 1, training, "priority_correction")
     length = config.unroll_steps + config.n_steps
     if training.learning_starts < config.num_envs * length:
         raise UserError(
@@ -228,11 +230,12 @@ def components(config: ModelConfig, network: torch.nn.Module, device: str | torc
     """The State fields of `network` on `device`: target network, optimizer, replay, generators."""
     network, training = network.to(device), config.training
     rate, decay = training.learning_rate, training.weight_decay
+    uniform, alpha = Replay(max(training.replay_size // config.num_envs, 1)), training.priority_exponent
     return {
         "network": network,
         "target": copy.deepcopy(network).requires_grad_(False),
         "optimizer": torch.optim.Adam(network.parameters(), rate, weight_decay=decay, fused=True),
-        "replay": Replay(max(training.replay_size // config.num_envs, 1)),
+        "replay": Prioritized(uniform, alpha, config.unroll_steps + config.n_steps - 1) if alpha else uniform,
         "generator": torch.Generator(device).manual_seed(config.seed),
         "shuffler": torch.Generator().manual_seed(config.seed),
     }
@@ -276,6 +279,11 @@ def transition(obs: Tree, action: Tensor, feedback: Feedback, extras: Named) -> 
     }  # fmt: skip
 
 
+def kept(config: ModelConfig, extras: Named, names: tuple[str, ...] = ("weights",)) -> Named:
+    """The extras of `act` that training needs: `names`, and for priorities the `value` of the root."""
+    return {name: extras[name] for name in (*names, *(("value",) if config.training.priority_exponent else ()))}
+
+
 def due(state: Learner) -> bool:
     """Whether a gradient step is due: one for every `train_every` env steps after `learning_starts`."""
     training = state.config.training
@@ -286,12 +294,15 @@ def due(state: Learner) -> bool:
 
 
 def sample(state: Learner, symmetric: Game | None = None) -> Trajectory:
-    """`batch_size` sequences of K + n transitions, drawn uniformly from the replay: `[B, K + n]`.
+    """`batch_size` sequences of K + n transitions, drawn from the replay uniformly or by priority: `[B, K + n]`.
 
     With `symmetric`, the game that they are of, each is under a random symmetry of its board.
     """
-    config = state.config
-    batch = state.replay.sample(config.training.batch_size, config.unroll_steps + config.n_steps, state.shuffler)
+    config, size = state.config, state.config.training.batch_size
+    if isinstance(state.replay, Prioritized):
+        batch = state.replay.sequences(size, config.training.priority_correction, state.shuffler)
+    else:
+        batch = state.replay.sample(size, config.unroll_steps + config.n_steps, state.shuffler)
     if symmetric is not None:
         batch = selfplay.symmetric(symmetric, batch, state.shuffler, ("weights",))
     return batch.map(lambda x: x.to(state.generator.device))
@@ -303,12 +314,15 @@ def restart(state: Learner) -> None:
 
 
 @torch.no_grad()
-def targets(state: Learner, batch: Trajectory, n: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def targets(
+    state: Learner, batch: Trajectory, n: int | Tensor, searched: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """`(alive, known, value)` `[B, K + 1]` of sequences `[B, K + n]`.
 
     - `alive`: 1 where a step belongs to the episode of the first one;
     - `known`: 1 there and after that episode terminated: absorbing states, whose value and rewards are 0;
-    - `value`: the `n`-step return (int64 `[B]`: one n per sequence), bootstrapped with the target network.
+    - `value`: the `n`-step return (int64 `[B]`: one n per sequence), bootstrapped with the target network; of the first
+      sequences `searched` `[F, K + 1]` instead, if given.
     """
     config, steps = state.config, state.config.unroll_steps + 1
     alive, over = (x[:, :steps] for x in latent.unroll_masks(batch.discount, batch.cut, batch.mask))
@@ -324,6 +338,8 @@ def targets(state: Learner, batch: Trajectory, n: int | Tensor) -> tuple[Tensor,
     else:
         each = torch.stack([n_step(m) for m in range(1, config.n_steps + 1)])
         value = each[n - 1, torch.arange(len(n), device=n.device)]
+    if searched is not None:
+        value = torch.cat([searched, value[len(searched) :]])
     return alive, torch.maximum(alive, over), value * alive
 
 
@@ -335,13 +351,24 @@ def policy_targets(
 
     A share `config.reanalyze` of the sequences gets fresh targets from `reanalyze(state, obs)`, which takes
     observations `[N, ...]` and returns the same names, `[N, ...]`. The others keep those found when acting.
+    With `search_values` there is also the `value` `[F, K + 1]` that `reanalyze` found, of the F reanalyzed sequences.
     """
     steps, fresh = state.config.unroll_steps + 1, int(state.config.reanalyze * batch.shape[0])
-    kept = {name: batch.extras[name][:, :steps] for name in keep}
+    old = {name: batch.extras[name][:, :steps] for name in keep}
     if not fresh:
-        return kept
+        return old
     found = reanalyze(state, trees.tree_map(lambda x: x[:fresh, :steps].flatten(0, 1), batch.obs))
-    return {name: torch.cat([found[name].unflatten(0, (fresh, steps)), kept[name][fresh:]]) for name in keep}
+    found = {name: x.unflatten(0, (fresh, steps)) for name, x in found.items()}
+    policies = {name: torch.cat([found[name], old[name][fresh:]]) for name in keep}
+    return {**policies, "value": found["value"]} if state.config.training.search_values else policies
+
+
+def prioritize(state: Learner, batch: Trajectory, value: Tensor) -> None:
+    """With priorities, that of each sequence `[B, K + n]` becomes |ν - z|: the search value and the value target
+    `value[:, 0]` of its first step (MuZero, appendix G). A sequence has the greatest priority until it is drawn.
+    """
+    if isinstance(state.replay, Prioritized):
+        state.replay.update(batch.extras["key"][:, 0], batch.extras["value"][:, 0] - value[:, 0])
 
 
 def at_step(obs: Tree, k: int) -> Tree:
@@ -349,11 +376,15 @@ def at_step(obs: Tree, k: int) -> Tree:
     return trees.tree_map(lambda x: x[:, k], obs)
 
 
-def summed(terms: Named, unroll: int) -> Named:
-    """Terms `[B, K + 1]` or `[B, K]` as scalars: each of the K unrolled steps has weight 1 / K (appendix G)."""
+def summed(terms: Named, unroll: int, weight: Tensor | None = None) -> Named:
+    """Terms `[B, K + 1]` or `[B, K]` as scalars: each of the K unrolled steps has weight 1 / K (appendix G).
+
+    `weight` `[B, T]` has the importance weight of each sequence in its first column.
+    """
 
     def total(term: Tensor) -> Tensor:
-        return term[:, :-unroll].sum(1) + term[:, -unroll:].sum(1) / unroll
+        whole = term[:, :-unroll].sum(1) + term[:, -unroll:].sum(1) / unroll
+        return whole if weight is None else whole * weight[:, 0]
 
     return {name: total(term).mean() for name, term in terms.items()}
 

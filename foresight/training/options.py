@@ -61,6 +61,12 @@ class ModelTraining:
     """Image encoder: "nature", "nips", "impala", "vit" or "swin"."""
     replay_size: int = 100_000
     """Transitions kept, summed over all environments."""
+    priority_exponent: float = 0.0
+    """α: sequences are drawn in proportion to |search value - value target|^α; 0: uniformly; 1 in EfficientZero V2."""
+    priority_correction: float = 1.0
+    """β: importance weights are (1 / P)^β, over the greatest in a batch; 1 in EfficientZero V2."""
+    search_values: bool = False
+    """Reanalyzed sequences have the values of their new searches as targets; EfficientZero V2 (arXiv:2403.00564)."""
     learning_starts: int = 1_000
     """Env steps before the first gradient step."""
     batch_size: int = 128

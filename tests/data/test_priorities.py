@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from foresight.data.priorities import Prioritized, SumTree
 from foresight.data.replay import Replay, Transitions
+from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
 from tests.sabotage import change, drop, sabotaged_by
 
@@ -268,3 +269,33 @@ def test_mistakes_are_explained() -> None:
             }
         )
         bare.interrupt()
+
+
+@sabotaged_by("foresight.data.replay.Replay._ahead", change("steps", lambda s: s + 1))
+@given(seed=st.integers(0, 10_000), streams=st.integers(1, 3), length=st.integers(1, 4), chunk=st.integers(1, 6))
+def test_sequences_by_priority_are_consecutive_steps(seed: int, streams: int, length: int, chunk: int) -> None:
+    """From wherever `length` real-time steps are stored, also if steps are added by the chunk; never with mask 0."""
+    history, capacity = History(streams, seed, (TERMINAL, LIMIT, LOST)), 12
+    replay, plain = Prioritized(Replay(capacity), 1.0, length - 1), Prioritized(Replay(capacity), 1.0, length - 1)
+    for _ in range(5):
+        rows = [history.step()[0] for _ in range(chunk)]
+        replay.add(Trajectory(**{name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}))
+        for row in rows:
+            plain.add(row)
+    assert replay.tree is not None and plain.tree is not None
+    keys = torch.arange(streams * capacity)
+    assert torch.equal(replay.tree[keys], plain.tree[keys])
+    steps, real = 5 * chunk, [[row["mask"] > 0 for row in rows] for rows in history.rows]
+    starts = range(max(0, steps - capacity), steps - length + 1)
+    expected = {i * capacity + t % capacity for i in range(streams) for t in starts if real[i][t]}
+    assert set((replay.tree[keys] > 0).nonzero().flatten().tolist()) == expected
+    if not expected:
+        return
+    batch = replay.sequences(20, 1.0, torch.Generator().manual_seed(seed))
+    assert (batch.extras["weight"] == 1).all()
+    for row, key in enumerate(batch.extras["key"][:, 0].tolist()):
+        i, column = divmod(key, capacity)
+        start = max((t for t in starts if t % capacity == column), default=-1)
+        assert start >= 0
+        seen = [history.rows[i][t]["obs"] for t in range(start, start + length)]
+        assert [tuple(x) for x in batch.obs[row].tolist()] == seen

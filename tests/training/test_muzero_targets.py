@@ -27,7 +27,7 @@ def test_each_unrolled_step_counts_one_over_k() -> None:
 @sabotaged_by("foresight.training.muzero_targets.policy_targets", flip_sign)
 @pytest.mark.parametrize(("share", "fresh"), [(0.0, 0), (0.5, 2), (0.6, 2), (1.0, 4)])
 def test_a_share_of_the_sequences_is_reanalyzed(share: float, fresh: int) -> None:
-    state = SimpleNamespace(config=SimpleNamespace(reanalyze=share, unroll_steps=2))
+    state = SimpleNamespace(config=SimpleNamespace(reanalyze=share, unroll_steps=2, training=ModelTraining()))
     obs = torch.arange(20.0).view(4, 5, 1)
     zeros, weights = torch.zeros(4, 5), -torch.ones(4, 5, 1)
     batch = Trajectory(obs, zeros, zeros, zeros, zeros, extras={"weights": weights})

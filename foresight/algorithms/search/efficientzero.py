@@ -10,7 +10,8 @@ Kept: the value prefix with its resets every `lstm_horizon` steps, in the unroll
 consistency through a normalized projection and a predictor (SimSiam); off-policy correction: old transitions bootstrap
 after fewer steps; reanalyzed policy targets from a target network, which also gives the bootstrap values.
 
-Different here: a time limit is not a termination; uniform replay without priorities; Adam; no image augmentation.
+Different here: a time limit is not a termination; uniform replay unless `priority_exponent` is set; Adam; no image
+augmentation.
 """
 
 from __future__ import annotations
@@ -114,20 +115,23 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
     config, training, age = state.config, state.config.training, state.updates - batch.extras["born"][:, 0]
     total = max((config.steps - training.learning_starts) / training.train_every, 1.0)
     steps = latent.shrunk_horizon(age, total, config.n_steps, config.shrink)
-    alive, known, value = muzero_targets.targets(state, batch, steps)
-    return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
+    policy = muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))
+    alive, known, value = muzero_targets.targets(state, batch, steps, policy.get("value"))
+    return alive, known, value, policy["weights"]
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets of observations `[N, ...]`, from a new search with the target network."""
+    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = muzero_targets.observe(state, obs)
-    return {"weights": search(state.target, obs, state.config.simulations, RULE, legal=legal).weights}
+    found = search(state.target, obs, state.config.simulations, RULE, legal=legal)
+    return {"weights": found.weights, "value": found.value}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over sequences `[B, K + n]`, each a scalar."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
+    muzero_targets.prioritize(state, batch, value)
     prefix = latent.value_prefix(batch.reward[:, :steps], alive[:, :steps], state.config.lstm_horizon)
     hidden = network.represent(muzero_targets.at_step(batch.obs, 0))
     latents, features = [hidden["latent"]], []
@@ -149,7 +153,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         "prefix_loss": known[:, :steps] * network.prefix.loss(torch.stack(features, 1), prefix),
         "consistency": alive[:, :steps] * consistency.view(-1, steps),
     }
-    return muzero_targets.summed(terms, steps)
+    return muzero_targets.summed(terms, steps, batch.extras.get("weight"))
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -176,7 +180,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
-        transitions.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
+        transitions.append(muzero_targets.transition(obs, action, feedback, muzero_targets.kept(state.config, extras)))
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs

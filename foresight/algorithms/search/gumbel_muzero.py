@@ -12,8 +12,9 @@ completed values with v_mix, π' as the target, no Dirichlet noise and no temper
 
 Different here: two-player games may start with random moves (arXiv:2306.03408), or one random move off a recent game
 (arXiv:1902.10565), where the paper plays the first 30 moves of Go in proportion to visits (appendix F); sequences may
-be trained on under symmetries of the board; a time limit is not a termination; uniform replay; Adam. The loss is the
-cross-entropy, which differs from the KL by a constant. Without exploration there is no noise.
+be trained on under symmetries of the board; a time limit is not a termination; uniform replay unless
+`priority_exponent` is set; Adam. The loss is the cross-entropy, which differs from the KL by a constant. Without
+exploration there is no noise.
 """
 
 from __future__ import annotations
@@ -114,17 +115,18 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     See `muzero_targets.targets`.
     """
-    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
-    return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
+    policy = muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))
+    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps, policy.get("value"))
+    return alive, known, value, policy["weights"]
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets of observations `[N, ...]`, from a new search with the target network."""
+    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = muzero_targets.observe(state, obs)
     found = search(
         state.target, obs, state.config.simulations, _rule(state.config), legal=legal, generator=state.generator
     )
-    return {"weights": found.weights}
+    return {"weights": found.weights, "value": found.value}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
@@ -135,6 +137,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
+    muzero_targets.prioritize(state, batch, value)
     actions = network.eye[batch.action]
     states, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], []
     before = states[0]
@@ -150,7 +153,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         "value_loss": known * network.value.loss(head, value),
         "reward_loss": known[:, :steps] * network.reward.loss(torch.stack(features, 1), reward),
     }
-    return muzero_targets.summed(terms, steps)
+    return muzero_targets.summed(terms, steps, batch.extras.get("weight"))
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -173,7 +176,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
-        transitions.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
+        transitions.append(muzero_targets.transition(obs, action, feedback, muzero_targets.kept(state.config, extras)))
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs

@@ -14,8 +14,9 @@ after a termination; reanalysis: a share of the policy targets comes from a new 
 gives the bootstrap values.
 
 Different here: a time limit is not a termination (later steps are masked, and the return bootstraps with the final
-observation); sequences of games may be trained on under symmetries of the board; uniform replay (LightZero's default);
-Adam.
+observation); sequences of games may be trained on under symmetries of the board; Adam. Replay is uniform (LightZero's
+default) unless `priority_exponent` is set: then P ∝ |ν - z|^α, where ν is the search's value when acting (appendix G).
+With `search_values` reanalyzed sequences have the values of their new searches as z (arXiv:2403.00564).
 """
 
 from __future__ import annotations
@@ -108,14 +109,16 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     See `muzero_targets.targets`.
     """
-    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
-    return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
+    policy = muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))
+    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps, policy.get("value"))
+    return alive, known, value, policy["weights"]
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets of observations `[N, ...]`, from a new search with the target network."""
+    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = muzero_targets.observe(state, obs)
-    return {"weights": search(state.target, obs, state.config.simulations, _rule(state), legal=legal).weights}
+    found = search(state.target, obs, state.config.simulations, _rule(state), legal=legal)
+    return {"weights": found.weights, "value": found.value}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
@@ -126,6 +129,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
+    muzero_targets.prioritize(state, batch, value)
     actions = network.eye[batch.action]
     states, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], []
     before = states[0]
@@ -141,7 +145,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         "value_loss": known * network.value.loss(head, value),
         "reward_loss": known[:, :steps] * network.reward.loss(torch.stack(features, 1), reward),
     }
-    return muzero_targets.summed(terms, steps)
+    return muzero_targets.summed(terms, steps, batch.extras.get("weight"))
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -164,7 +168,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
-        transitions.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
+        transitions.append(muzero_targets.transition(obs, action, feedback, muzero_targets.kept(state.config, extras)))
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs

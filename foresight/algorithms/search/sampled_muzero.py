@@ -10,7 +10,7 @@ the root while exploring, a policy fitted to the visits of the sampled actions, 
 reanalysis of a share of the targets by a target network, with newly sampled actions.
 
 Different here: the policy over continuous actions is a tanh-squashed normal; a time limit is not a termination;
-uniform replay; Adam; an entropy bonus (LightZero).
+uniform replay unless `priority_exponent` is set; Adam; an entropy bonus (LightZero).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data import trees
+from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
@@ -77,7 +78,7 @@ class State:
     high: Tensor
     target: LatentModel  # the target network: bootstrap values and reanalysis
     optimizer: torch.optim.Adam
-    replay: Replay
+    replay: Replay | Prioritized
     generator: torch.Generator  # search noise and actions
     shuffler: torch.Generator  # samples the replay, on the CPU
     step: int = 0
@@ -147,21 +148,22 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     Weights `[B, K + 1, N]` belong to the sampled actions: `[B, K + 1, N, D]`, or `[B, K + 1, N]` if discrete.
     """
-    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
     policy = muzero_targets.policy_targets(state, batch, reanalyze, ("weights", "actions"))
+    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps, policy.get("value"))
     return alive, known, value, policy["weights"], policy["actions"]
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets of observations `[N, ...]`, with new actions sampled by the target network."""
+    """Policy targets and root values of observations `[N, ...]`, with new actions sampled by the target network."""
     found, drawn = _search(state, state.target, obs, False)
-    return {"weights": found.weights, "actions": drawn}
+    return {"weights": found.weights, "actions": drawn, "value": found.value}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over sequences `[B, K + n]`, each a scalar; `entropy` is maximized."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights, drawn = targets(state, batch)
+    muzero_targets.prioritize(state, batch, value)
     taken = batch.extras["taken"]
     actions = network.eye[taken] if _is_discrete(state) else taken
     states, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], []
@@ -182,7 +184,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         "value_loss": known * network.value.loss(head, value),
         "reward_loss": known[:, :steps] * network.reward.loss(torch.stack(features, 1), reward),
     }
-    return muzero_targets.summed(terms, steps)
+    return muzero_targets.summed(terms, steps, batch.extras.get("weight"))
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -204,7 +206,9 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
-        transitions.append(muzero_targets.transition(obs, action, feedback, {name: extras[name] for name in KEPT}))
+        transitions.append(
+            muzero_targets.transition(obs, action, feedback, muzero_targets.kept(state.config, extras, KEPT))
+        )
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs

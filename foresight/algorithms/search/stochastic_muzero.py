@@ -13,8 +13,8 @@ straight-through gradient into their encoder, and the commitment term; afterstat
 unroll, and reanalysis of a share of the targets with a target network.
 
 Different here: e gets the two newest observations (as in LightZero; in the paper, all of them); no Gumbel noise on e; a
-time limit is not a termination; uniform replay; Adam. A simulation adds one node of either kind, so one env step of
-lookahead takes two simulations.
+time limit is not a termination; uniform replay unless `priority_exponent` is set; Adam. A simulation adds one node of
+either kind, so one env step of lookahead takes two simulations.
 """
 
 from __future__ import annotations
@@ -117,21 +117,23 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
     See `muzero_targets.targets`.
     """
-    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps)
-    return alive, known, value, muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))["weights"]
+    policy = muzero_targets.policy_targets(state, batch, reanalyze, ("weights",))
+    alive, known, value = muzero_targets.targets(state, batch, state.config.n_steps, policy.get("value"))
+    return alive, known, value, policy["weights"]
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets of observations `[N, ...]`, from a new search with the target network."""
+    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = _observe(state, obs)
     found = search(state.target, obs, state.config.simulations, rule(state.config), legal=legal)
-    return {"weights": found.weights[:, : state.network.actions]}
+    return {"weights": found.weights[:, : state.network.actions], "value": found.value}
 
 
 def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     """The terms of the loss over sequences `[B, K + n]`, each a scalar."""
     network, steps = state.network, state.config.unroll_steps
     alive, known, value, weights = targets(state, batch)
+    muzero_targets.prioritize(state, batch, value)
     pair = (trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), obs) for obs in (batch.obs, batch.extras["next_obs"]))
     encoded = network.encode_outcome(*pair).view(len(alive), steps, -1)
     code = latent.straight_through(encoded)
@@ -155,7 +157,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
         "chance_loss": step_alive * latent.cross_entropy(network.outcome(after_head), code.detach()),
         "commitment": step_alive * (code.detach() - encoded).square().sum(-1),
     }
-    return muzero_targets.summed(terms, steps)
+    return muzero_targets.summed(terms, steps, batch.extras.get("weight"))
 
 
 def update(state: State, batch: Trajectory) -> dict[str, float]:
@@ -183,7 +185,7 @@ def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
         action, extras, _ = act(state, obs, explore=True)
         action = action.cpu()
         feedback = env.step(action.clone())
-        transitions.append(muzero_targets.transition(obs, action, feedback, {"weights": extras["weights"]}))
+        transitions.append(muzero_targets.transition(obs, action, feedback, muzero_targets.kept(state.config, extras)))
         state.step += env.num_envs
         state.episodes.note(feedback.info)
         obs = feedback.obs

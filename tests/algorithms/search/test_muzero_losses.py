@@ -49,7 +49,7 @@ def prepared(module: ModuleType, **fields: Any) -> tuple[Any, Trajectory]:
 
 @pytest.mark.parametrize("module", ALL, ids=name)
 @sabotaged_by("foresight.ops.latent.unroll_masks", change("discount", torch.ones_like), change("cut", torch.zeros_like))
-@sabotaged_by("foresight.training.muzero_targets.summed", lambda f: lambda terms, unroll: f(terms, 1))
+@sabotaged_by("foresight.training.muzero_targets.summed", change("unroll", lambda k: 1))
 def test_each_step_counts_as_it_should(module: ModuleType) -> None:
     """The first step once, the K others 1 / K each; rewards of K steps; nothing where `known` is 0."""
     state, batch = prepared(module)
@@ -81,7 +81,7 @@ def _late(policies: Any) -> Any:
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)
-@sabotaged_by("foresight.training.muzero_targets.targets", lambda f: lambda state, batch, n: f(state, batch, 1))
+@sabotaged_by("foresight.training.muzero_targets.targets", change("n", lambda n: 1))
 def test_values_and_rewards_have_the_right_targets(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewards 1 2 3 and 4 5: returns of two steps read 1.2, 2.3, 3 and 4.5, 5; prefixes are reset after three."""
     state, batch = prepared(module, **({"lstm_horizon": 3} if module is efficientzero else {}))
