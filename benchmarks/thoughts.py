@@ -1,9 +1,10 @@
 """Trees of thoughts beside plain sampling: SmolLM2-135M, 24 questions side by side, 64 rows decoded at once.
 
 Eight beams a question (DVTS, groups of four), four steps of up to 32 tokens, and a verifier that costs nothing, so that
-only the engine is timed. The peer samples eight whole answers of up to 128 tokens a question. A search reads its
-prefixes again before each step and waits for its longest thought; `rate` counts sampled tokens alone, so the ratio is
-the share of plain sampling that is left. `distinct`: of the tokens that were read or sampled, the share that differs.
+only the engine is timed. The peer samples eight whole answers of up to 128 tokens a question. A search begins each step
+with its prefixes, which are kept from the step before, and waits for its longest thought; `rate` counts sampled tokens
+alone, so the ratio is the share of plain sampling that is left. `distinct`: of the tokens that a server without a cache
+would read or sample, the share that differs.
 """
 
 from __future__ import annotations

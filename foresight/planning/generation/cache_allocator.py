@@ -11,6 +11,8 @@ from torch.nn import functional
 from foresight.data.text import common_prefix, pad
 from foresight.nets.language.cache import Cache, Level, RowMap
 from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation import prefix_cache
+from foresight.planning.generation.prefix_cache import PrefixCache
 
 PLACES = 32  # tokens by which the slots grow, or by half
 READ = 4096  # prompt tokens read at once
@@ -20,18 +22,23 @@ class CacheAllocator:
     """A static KV cache of three levels: the prefix that all prompts share, the prompts, and the rows in slots.
 
     A prompt is stored once for all its rows and freed when the last of them ends. With `merged` (one row a prompt) the
-    prompt is copied into the slot of its row, since two levels cost less than three.
+    prompt is copied into the slot of its row, since two levels cost less than three. What `kept` holds of a prompt is
+    not read again, and what is read is added to it.
     """
 
     def __init__(
-        self, model: LanguageModel, prompts: Sequence[Sequence[int]], slots: int, max_new_tokens: int, merged: bool
+        self,
+        model: LanguageModel,
+        prompts: Sequence[Sequence[int]],
+        slots: int,
+        max_new_tokens: int,
+        merged: bool,
+        kept: PrefixCache | None = None,
     ) -> None:
-        self.model, self.merged = model, merged
+        self.model, self.merged, self.kept = model, merged, kept
         shared = common_prefix(prompts) if len(prompts) > 1 else 0
-        self.prefix: Cache | None = None
-        if shared:
-            prefix = torch.tensor([list(prompts[0][:shared])], device=model.device)
-            self.prefix = model(prefix, torch.tensor([shared], device=model.device))[1]
+        self.shared_ids = list(prompts[0][:shared])
+        self.prefix = self._shared(self.shared_ids) if shared else None
         self.shared, self.prompts = shared, [list(prompt[shared:]) for prompt in prompts]
         self.limit = max_new_tokens + (max(map(len, self.prompts)) if merged else 0)  # tokens of a slot
         self.place: dict[int, int] = {}  # prompt -> its row in `prompt_level`
@@ -65,9 +72,7 @@ class CacheAllocator:
         self.place = {p: place for p, place in self.place.items() if place in held}
         longest = max(len(prompt) for prompt in self.prompts)
         chosen = range(first, min(first + min(count, max(1, READ // longest)), len(self.prompts)))
-        rest, lengths = (x.to(self.model.device) for x in pad([self.prompts[p] for p in chosen]))
-        hidden, cache = self.model(rest, lengths, None if self.prefix is None else self.prefix.expand(len(chosen)))
-        level, last = cache.levels[-1], hidden[torch.arange(len(chosen), device=hidden.device), lengths - 1]
+        level, last, lengths = self._read([self.prompts[p] for p in chosen])
         places = [place for place in range(len(held) + len(chosen)) if place not in held][: len(chosen)]
         self.place.update(zip(chosen, places, strict=True))
         rows = max(places[-1] + 1, len(self.width))
@@ -81,6 +86,55 @@ class CacheAllocator:
                 kept[layer][places, :, : tokens.shape[2]] = tokens.to(kept[layer].dtype)
         self.last = functional.pad(self.last, (0, 0, 0, rows - len(self.last)))
         self.last[places], self._above = last, None
+
+    def _shared(self, ids: list[int]) -> Cache:
+        """The cache of the prefix that all prompts share."""
+        known, device, above = 0, self.model.device, None
+        if self.kept is not None and (known := self.kept.known(ids)):
+            row = self.kept.read(ids[:known])
+            above = Cache([prefix_cache.level_of([row], row)], torch.tensor([known], device=device))
+        if above is not None and known == len(ids):
+            return above
+        rest = torch.tensor([ids[known:]], device=device)
+        cache: Cache = self.model(rest, torch.tensor([len(ids) - known], device=device), above)[1]
+        if self.kept is not None:
+            self.kept.add(ids, known, cache.levels[-1], 0)
+        return cache
+
+    def _read(self, prompts: list[list[int]]) -> tuple[Level, Tensor, Tensor]:
+        """Prefill prompts after the shared prefix: their level, last hidden states and lengths."""
+        device, rows = self.model.device, torch.arange(len(prompts), device=self.model.device)
+        whole = [self.shared_ids + prompt for prompt in prompts]
+        # At least the last token of a prompt is read: its hidden state is wanted.
+        known = [0 if self.kept is None else max(0, self.kept.known(ids[:-1]) - self.shared) for ids in whole]
+        above = None if self.prefix is None else self.prefix.expand(len(prompts))
+        kept: Level | None = None
+        if self.kept is not None and any(known):
+            parts = [
+                self.kept.read(ids[: self.shared + n], self.shared) if n else None
+                for ids, n in zip(whole, known, strict=True)
+            ]
+            like = next(part for part in parts if part is not None)
+            kept = prefix_cache.level_of(parts, like)
+            start = torch.tensor(known, device=device) + self.shared
+            above = Cache([*([] if above is None else above.levels), kept], start)
+        pieces = [prompt[n:] for prompt, n in zip(prompts, known, strict=True)]
+        rest, lengths = (x.to(device) for x in pad(pieces))
+        hidden, cache = self.model(rest, lengths, above)
+        level, last = cache.levels[-1], hidden[rows, lengths - 1]
+        if self.kept is not None:
+            for row, (ids, n) in enumerate(zip(whole, known, strict=True)):
+                self.kept.add(ids, self.shared + n, level, row)
+        if kept is not None:
+            level, lengths = _joined(kept, level, torch.tensor(known, device=device), lengths)
+        return level, last, lengths
+
+    def keep_row(self, slot: int, prompt: int, completion: Sequence[int]) -> None:
+        """Add a row's prompt and completion to `kept`, less the last token, which was not read."""
+        if self.kept is not None:
+            ids = self.shared_ids + self.prompts[prompt]
+            first = len(self.prompts[prompt]) if self.merged else 0
+            self.kept.add([*ids, *completion[:-1]], len(ids), self.slot_level, slot, first)
 
     def step(self, live: Tensor, tokens: Tensor) -> None:
         """Run the model on one token for each of the `live` slots; sets `hidden`."""
@@ -158,6 +212,21 @@ class CacheAllocator:
                 RowMap.of(self.owner.to(device), count),
             )
         return self._above
+
+
+def _joined(first: Level, second: Level, lengths: Tensor, more: Tensor) -> tuple[Level, Tensor]:
+    """Rows with `lengths` `[B]` tokens of one level, then `more` `[B]` of another; and how many both are."""
+    total, width = lengths + more, first.keys[0].shape[2]
+    place = torch.arange(int(total.max()), device=total.device).expand(len(total), -1)
+    at = torch.where(place < lengths[:, None], place, place - lengths[:, None] + width)
+    at = at.clamp(max=width + second.keys[0].shape[2] - 1)  # of the padding, which is not used
+    rows = torch.arange(len(total), device=total.device)[:, None]
+
+    def join(a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat([a.to(b.dtype), b], 2)[rows, :, at].transpose(1, 2)
+
+    keys = [join(a, b) for a, b in zip(first.keys, second.keys, strict=True)]
+    return Level(keys, [join(a, b) for a, b in zip(first.values, second.values, strict=True)]), total
 
 
 def _rows(level: Level, rows: Tensor) -> Level:

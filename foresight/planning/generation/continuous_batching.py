@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.cache_allocator import CacheAllocator
+from foresight.planning.generation.prefix_cache import PrefixCache
 
 FREE = 8  # prompts are read when 1 / FREE of the slots are free: reading few takes as long as reading many
 
@@ -17,14 +18,20 @@ class ContinuousBatchScheduler:
     """Which row of a batch each slot decodes. Rows are P · G, prompt by prompt; they start in that order."""
 
     def __init__(
-        self, model: LanguageModel, prompts: Sequence[Sequence[int]], group: int, slots: int, max_new_tokens: int
+        self,
+        model: LanguageModel,
+        prompts: Sequence[Sequence[int]],
+        group: int,
+        slots: int,
+        max_new_tokens: int,
+        kept: PrefixCache | None = None,
     ) -> None:
         self.model, self.group, self.total = model, group, len(prompts) * group
         self.growing = False
         count = min(slots, self.total)
         self.row = torch.full((count,), -1)  # the row in each slot; -1: free
         self.next = 0  # the first row of the queue
-        self.cache = CacheAllocator(model, prompts, count, max_new_tokens, merged=group == 1)
+        self.cache = CacheAllocator(model, prompts, count, max_new_tokens, group == 1, kept)
 
     def grow(self, slots: int) -> None:
         """Let rows be added while others are decoded, one for each prompt, in `slots` slots. Call it first.
@@ -68,6 +75,10 @@ class ContinuousBatchScheduler:
         if self.next == self.total and not self.growing:
             self.drop()
         return bool((self.row >= 0).any())
+
+    def keep(self, slot: int, completion: Sequence[int]) -> None:
+        """Keep what was read of the row in a slot for later prompts, if there is a cache of prefixes."""
+        self.cache.keep_row(slot, int(self.row[slot]) // self.group, completion)
 
     def free(self, slots: Tensor) -> None:
         """Free the slots of rows that ended."""

@@ -20,6 +20,7 @@ from foresight.nets.language.packed import PACK, packed
 from foresight.ops.tokens import token_logprob
 from foresight.planning.generation import constraints
 from foresight.planning.generation.continuous_batching import ContinuousBatchScheduler
+from foresight.planning.generation.prefix_cache import PrefixCache
 from foresight.planning.generation.sampling import choose
 from foresight.planning.generation.static_batching import StaticBatchScheduler
 
@@ -63,13 +64,15 @@ def generate(
     stop: Sequence[str] = (),
     choices: Sequence[str] | Sequence[Sequence[str]] | None = None,
     slots: int | None = None,
+    kept: PrefixCache | None = None,
 ) -> TokenBatch:
     """Sample `group` completions of each prompt, up to a stop token, a text of `stop`, or `max_new_tokens`.
 
     - `temperature`, `top_k`, `top_p`: see `choose`;
     - `stop`: texts that end a row, also across token boundaries; the row keeps the token that completes one;
     - `choices`: the allowed answers, one list for all prompts or one for each (see `planning.generation.constraints`);
-    - `slots`: rows decoded at once; by default 64 on a CPU, and 512 elsewhere.
+    - `slots`: rows decoded at once; by default 64 on a CPU, and 512 elsewhere;
+    - `kept`: a cache of prefixes: what it holds of a prompt is not read again, and what was read and sampled is added.
 
     Returns a TokenBatch of `[P, G]` rows: `logprob` is of the distribution sampled from (truncated and constrained),
     `model_logprob` of the model itself. Raises UserError if a prompt leaves no room in the context, or if a choice does
@@ -92,7 +95,7 @@ def generate(
     kind = model.autocast if max_new_tokens >= PACK and model.capabilities.shared else None
     with model.precision(), packed(kind, slots, model.module):
         scheduler: ContinuousBatchScheduler | StaticBatchScheduler = (
-            ContinuousBatchScheduler(model, prompts, group, slots, max_new_tokens)
+            ContinuousBatchScheduler(model, prompts, group, slots, max_new_tokens, kept)
             if model.capabilities.shared
             else StaticBatchScheduler(model, prompts, group, slots)
         )
@@ -116,7 +119,11 @@ def generate(
                 ends = [row[:n] for row, n in zip(completion[rows].tolist(), length[rows].tolist(), strict=True)]
                 ended |= torch.tensor([constraints.stops_at(model, row, stop) for row in ends])
             stopped[rows] = ended
-            scheduler.free(live[ended | (length[rows] == max_new_tokens)])
+            over = ended | (length[rows] == max_new_tokens)
+            if kept is not None and isinstance(scheduler, ContinuousBatchScheduler):
+                for slot, row in zip(live[over].tolist(), rows[over].tolist(), strict=True):
+                    scheduler.keep(slot, completion[row, : length[row]].tolist())
+            scheduler.free(live[over])
             scheduler.step(token[scheduler.row[live] >= 0])
     width = int(length.max())
     prompt, prompt_length = pad(prompts)

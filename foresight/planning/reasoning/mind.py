@@ -20,6 +20,7 @@ import torch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import LostError, UserError
 from foresight.planning.generation.decoding import generate
+from foresight.planning.generation.prefix_cache import PrefixCache
 from foresight.planning.reasoning.tree import ThoughtTree
 
 Verifier = Callable[[Sequence[Example], Sequence[str]], Sequence[float]]  # of whole or partial completions, in [0, 1]
@@ -165,6 +166,7 @@ class Mind:
     verifier: Verifier | None = None
     generator: torch.Generator = dataclasses.field(default_factory=lambda: torch.Generator().manual_seed(0))
     total: Charge = dataclasses.field(default_factory=Charge)
+    kept: PrefixCache = dataclasses.field(default_factory=PrefixCache)  # of the thoughts of one `think`
 
     def think(
         self, method: Method, task: TextTask, examples: Sequence[Example], budget: int | None = None, **options: Any
@@ -174,6 +176,7 @@ class Mind:
         Raises UserError if the budget is below one answer, and LostError, naming the question, if the verifier fails.
         """
         check_budget(budget, self.max_new_tokens)
+        self.kept.clear()  # the weights may have changed
         problems = [Problem(e, tuple(self.policy.encode(e.prompt, e.tools)), task, self) for e in examples]
         running = [method(problem, **options) for problem in problems]
         charges = [Charge() for _ in problems]
@@ -187,6 +190,7 @@ class Mind:
                 except StopIteration as end:
                     answers[i] = end.value
             replies = self.serve(problems, requests, charges, budget)
+        self.kept.clear()
         self.total = sum(charges, self.total)
         return [Result(a, c) for a, c in zip(answers, charges, strict=True) if a is not None]
 
@@ -261,7 +265,9 @@ class Mind:
             rows = [self._chosen(choice, stop, ending) for choice in chosen]
             return [rows[i : i + count] for i in range(0, len(rows), count)]
         local: Any = self.policy
-        sampler = completer or functools.partial(generate, local)
+        # A whole answer is not continued: only thoughts are kept.
+        kept = self.kept if set(stop) - set(ending) or max_new_tokens < self.max_new_tokens else None
+        sampler = completer or functools.partial(generate, local, kept=kept)
         batch = sampler(prefixes, count, max_new_tokens, temperature, self.generator, stop=tuple(stop))
         found = list[list[Thought]]()
         for p in range(len(prefixes)):

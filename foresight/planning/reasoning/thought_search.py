@@ -137,6 +137,7 @@ def puct(
     check_budget(budget, mind.max_new_tokens)
     if actions < 1 or simulations < 1:
         raise UserError(f"actions is {actions} and simulations {simulations}: both must be at least 1.")
+    mind.kept.clear()
     problems = [Problem(e, tuple(mind.policy.encode(e.prompt, e.tools)), task, mind) for e in examples]
     model = Thoughts(mind, problems, budget, actions, step_tokens)
     rule = PUCT(c_init=c_init, normalize="none", first_play="zero")  # scores are in [0, 1] already
