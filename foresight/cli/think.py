@@ -52,7 +52,7 @@ def think(
         seed: sampling seed.
         device: auto, cpu, cuda, cuda:1 or mps.
         completer: URL of a server that samples; --model gives the tokenizer.
-        env_options: options of the task, as key=value.
+        env_options: options of the task, as key=value; the others are those of the run, if it was trained on the task.
         out: the folder to write; default: runs/think/TASK-METHODS.
         json: print one JSON document instead of a table.
     """
@@ -63,7 +63,7 @@ def think(
 
     if not methods:
         raise UserError("No method given. Name one: foresight think self_consistency --task countdown")
-    env = make(task, "text", **fields.options(env_options))
+    env = make(task, "text", **_task(model, task, env_options)[1])
     where = machine.pick_device(device)
     policy: Any = _sorter() if task == "sorting" else thinking.model(model, where, completer, screen.note)
     verify = thinking.verifier(verifier, env, policy, model, where)
@@ -125,24 +125,17 @@ def faithfulness(
         temperature: of the sampled traces; answers are greedy.
         seed: sampling seed.
         device: auto, cpu, cuda, cuda:1 or mps.
-        env_options: options of the task, as key=value; default: those of the run.
+        env_options: options of the task, as key=value; the others are those of the run, if it was trained on the task.
         out: the folder to write; default: the run directory, or runs/faithfulness.
         json: print one JSON document instead of a table.
     """
     from foresight.envs.make import make
     from foresight.runtime import machine
-    from foresight.runtime.config.settings import Settings
     from foresight.runtime.reasoning import faithfulness as faith
     from foresight.runtime.reasoning import think as thinking
 
-    given, folder = fields.options(env_options), Path(run)
-    if (folder / "config.yaml").is_file():
-        settings = Settings.read(folder)
-        given = given or (dict(settings.env_options) if task in (None, settings.env) else {})
-        task = task or settings.env
-    if task is None:
-        raise UserError(f"{run} is not a run directory: name the task, as in --task chains.")
-    env = make(task, "text", **given)
+    task, given = _task(run, task, env_options)
+    env, folder = make(task, "text", **given), Path(run)
     policy = thinking.model(run, machine.pick_device(device))
     document = faith.report(policy, env, questions, samples, max_new_tokens, temperature, seed)
     target = _folder(out or (run if folder.is_dir() else "runs/faithfulness"))
@@ -154,6 +147,23 @@ def faithfulness(
     screen.stdout().print(screen.table(("test", "value", "95% interval"), faith.cells(document)))
     screen.stdout().print(f"\n{target / 'faithfulness.json'}", markup=False, style="dim")
     return 0
+
+
+def _task(model: str, task: str | None, given: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    """A task and its options: those of the run `model` where none are given, so that it holds out the same questions.
+
+    Raises UserError if there is neither a task nor a run.
+    """
+    from foresight.runtime.config.settings import Settings
+
+    own: dict[str, Any] = {}
+    if (Path(model) / "config.yaml").is_file():
+        settings = Settings.read(Path(model))
+        own = dict(settings.env_options) if task in (None, settings.env) else {}
+        task = task or settings.env
+    if task is None:
+        raise UserError(f"{model} is not a run directory: name the task, as in --task chains.")
+    return task, {**own, **fields.options(given)}
 
 
 def _sorter() -> Any:

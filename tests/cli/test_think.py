@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from foresight.cli.main import main
+from foresight.envs.make import make
 from foresight.planning.generation.scripted import Scripted
+from foresight.runtime.config.settings import Settings
 from foresight.runtime.reasoning import think as thinking
 from tests import tiny_language
 from tests.planning.reasoning.players import player
 from tests.planning.reasoning.test_faithfulness import reader
+from tests.sabotage import sabotaged_by
 
 
 @pytest.fixture
@@ -71,6 +75,21 @@ def test_faithfulness_is_reported_with_intervals(tmp_path, capsys, scripted):
     low, high = document["early"]["interval_95"]
     assert low <= document["early"]["aoc"] <= high
     assert (tmp_path / "faithfulness.png").is_file() and (tmp_path / "faithfulness.json").is_file()
+
+
+@sabotaged_by("foresight.cli.think._task", lambda task: lambda *given: (task(*given)[0], {}))
+def test_a_run_is_asked_what_it_held_out(tmp_path, capsys, scripted):
+    """Wrong: the task with its default options, whose held-out questions the run may have trained on."""
+    scripted(player)
+    settings = Settings("pretrain", "text", "countdown", None, {"traces": "steps", "largest": 9}, 100, None, "cpu", {})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings.document()))
+    sizes = ["--questions", "4", "--budget", "24", "--points", "1", "--max-new-tokens", "24", "--out", str(tmp_path)]
+    options = ["--env-options", "held_out=50"]
+    assert main(["think", "greedy", "--task", "countdown", "--model", str(tmp_path), *sizes, *options]) == 0
+    capsys.readouterr()
+    asked = [example["question"] for example in json.loads((tmp_path / "thoughts.json").read_text())["examples"]]
+    own = make("countdown", "text", traces="steps", largest=9, held_out=50)
+    assert asked == [example.question for example in own.test[:4]]
 
 
 @pytest.mark.parametrize(

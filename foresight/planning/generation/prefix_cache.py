@@ -21,7 +21,8 @@ class PrefixCache:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit, self.used = limit, 0
-        self.segments: dict[tuple[int, ...], tuple[int, Tensor]] = {}  # the place of the first token, `[2, L, KV, T, D]`
+        # By ids: the place of the first token, and keys and values `[2, L, KV, T, D]`.
+        self.segments: dict[tuple[int, ...], tuple[int, Tensor]] = {}
         self.lengths: set[int] = set()
 
     def known(self, ids: Sequence[int]) -> int:
