@@ -115,6 +115,18 @@ def test_a_server_thinks_and_one_that_stops_is_reported():
                 methods.run("self_consistency", mind, task, task.test, 40, n=4)
 
 
+@pytest.mark.parametrize("name", [name for name in methods.METHODS if name != "graph_of_thoughts"])
+def test_every_method_thinks_with_a_server(name):
+    """Graphs of thoughts are left out: their plan is for sorted lists."""
+    policy, task = tiny_language.model(), make("countdown", traces="steps", held_out=2)
+    with openai_server.serve(openai_server.Stub(tiny_language.model())) as stub:
+        policy.completer = Server(stub.url, policy, tries=2, wait=0.01)
+        mind = Mind(policy, 12, verifier=lambda _, texts: [len(text) / 100 for text in texts])
+        for result in methods.run(name, mind, task, task.test, 48, **methods.sized(name, 48, 12)):
+            assert 0 < result.charge.sampled_tokens <= 48
+    assert stub.requests
+
+
 def test_a_verifier_that_raises_is_named_with_its_text():
     def fragile(examples, texts):
         if any("*" in text for text in texts):
