@@ -36,6 +36,7 @@ def live(
     host: str = "127.0.0.1",
     port: int = 8000,
     device: str = "auto",
+    ray: str = "",
     rollback: int | None = None,
     unpause: bool = False,
     status: bool = False,
@@ -62,6 +63,7 @@ def live(
         host: the address to listen on. Anything but this machine needs the token that is printed.
         port: the port.
         device: auto, cpu, cuda, cuda:1 or mps.
+        ray: address of a Ray cluster that this machine is part of, whose machines score and train (HOST:6379, or auto).
         rollback: serve and train from this version of a live run, and exit. A server that runs changes to it.
         unpause: let a paused live run train again, and exit.
         status: print the turns and versions of a live run, and exit.
@@ -89,13 +91,14 @@ def live(
     _free(host, port)
     from foresight.agents.live import loops, train
     from foresight.runtime import machine
+    from foresight.runtime.distributed import ray_cluster
     from foresight.runtime.reasoning.think import exported
 
     where = str(machine.pick_device(device))
     folder = Path(model if known else out)
     if known:
         settings, config = live_settings.read(folder)
-        settings = dataclasses.replace(settings, host=host, port=port, device=where)
+        settings = dataclasses.replace(settings, host=host, port=port, device=where, ray=ray)
     else:
         if (folder / live_settings.SETTINGS).is_file():
             raise UserError(f"{folder} is a live run: continue it with foresight live {folder}, or give another --out.")
@@ -107,7 +110,9 @@ def live(
             model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
             kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
-        settings = live_settings.Settings(host, port, _absolute(score), where, temperature, check=check)
+        settings = live_settings.Settings(host, port, _absolute(score), where, temperature, check=check, ray=ray)
+    if ray:
+        ray_cluster.connect(0, ray)[0].shutdown()  # raises: nothing runs there
     if settings.score:
         loops.scorer(settings)  # raises a sentence before anything is started
     if settings.check:

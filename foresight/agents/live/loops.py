@@ -69,6 +69,16 @@ def main(loop: str, folder: Path) -> None:
     threading.Thread(target=_with_parent, args=(os.getppid(),), daemon=True).start()
     settings, config = read(folder)
     store = Store(folder)
+    if settings.ray and loop in ("score", "train"):
+        from foresight.agents.live import on_ray
+
+        on_ray.run(loop, store, settings, config)
+    else:
+        run(loop, store, settings, config)
+
+
+def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
+    """Run one loop on this machine until it is killed."""
     if loop == "serve":
         _serve(store, settings, config)
     elif loop == "collect":

@@ -71,6 +71,7 @@ class Settings:
     check_size: int = 50
     check_every: int = 4
     tolerance: float = 0.1
+    ray: str = ""  # the address of a Ray cluster, whose machines score and train; "": this one
 
 
 def write(folder: Path, settings: Settings, config: Config) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from foresight.errors import UserError
 
 FILE = "live.db"
+VERSIONS = "versions"  # the folder of their weights
 WAIT = 60.0  # seconds for another loop's transaction
 STATES = ("served", "answered", "scored", "trained", "ended", "unscored", "stale", "rejected")
 SCHEMA = """

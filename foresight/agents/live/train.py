@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from foresight.agents.live import learn
 from foresight.agents.live.settings import Config
-from foresight.agents.live.store import Store, Turn
+from foresight.agents.live.store import VERSIONS, Store, Turn
 from foresight.nets.language import lora, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.training import language
 
-VERSIONS = "versions"
 TRAINED = "trained.safetensors"  # the trained weights alone, to continue from
 Check = Callable[[LanguageModel], float]
 
@@ -60,8 +60,8 @@ class Trainer:
         self.version = self.store.active()
         self.policy, self.optimizer, _ = language.build(self.config, self.device)
         self.reference = language.frozen(self.policy)
-        file = self.store.folder / VERSIONS / str(self.version) / TRAINED
-        if file.is_file():
+        file = Path(self.store.folder_of(self.version)) / TRAINED
+        if self.version and file.is_file():
             weights = load_file(file, device=self.device)
             with torch.no_grad():
                 for name, weight in self._weights().items():

@@ -52,7 +52,7 @@ class Fleet:
     ) -> None:
         self.size, self.restarts = count, 0
         self._arguments = (algorithm, config, make)
-        self._ray, self._owned = _connect(count, address, store)
+        self._ray, self._owned = connect(count, address, store)
         self._errors = self._ray.exceptions
         self._wait_for_cpus(report)
         self._class = self._ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(Collector)
@@ -82,7 +82,7 @@ class Fleet:
         try:
             message: Message = done.result()
         except self._errors.RayTaskError as error:
-            raise FleetError(f"Actor {actor} failed: {_cause(error)}") from error
+            raise FleetError(f"Actor {actor} failed: {cause(error)}") from error
         except self._errors.RayError as error:
             if generation == self._generations[actor]:
                 self._replace(actor, error)
@@ -179,8 +179,11 @@ class Fleet:
             self._gone.set()
 
 
-def _connect(count: int, address: str | None, store: int) -> tuple[Any, bool]:
-    """Ray, and whether this process must shut it down."""
+def connect(count: int, address: str | None, store: int = STORE) -> tuple[Any, bool]:
+    """Ray, and whether this process must shut it down; without an address it starts here, with `count` CPUs.
+
+    Raises UserError if Ray is missing or nothing runs at the address.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -216,6 +219,7 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10 * POLL).close()
 
 
-def _cause(error: Any) -> str:
-    cause = getattr(error, "cause", None)
-    return str(cause) if isinstance(cause, UserError) else " ".join(str(cause or error).split())[:600]
+def cause(error: Any) -> str:
+    """Why a task or an actor failed, in one line."""
+    found = getattr(error, "cause", None)
+    return str(found) if isinstance(found, UserError) else " ".join(str(found or error).split())[:600]

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +25,8 @@ import torch
 
 ray = pytest.importorskip("ray")
 
+from foresight.agents.live import on_ray  # noqa: E402
+from foresight.agents.live.settings import Settings  # noqa: E402
 from foresight.algorithms.policy import impala, ppo  # noqa: E402
 from foresight.algorithms.search import alphazero  # noqa: E402
 from foresight.algorithms.value import dqn  # noqa: E402
@@ -31,6 +36,8 @@ from foresight.errors import UserError  # noqa: E402
 from foresight.runtime import run  # noqa: E402
 from foresight.runtime.config import resolve  # noqa: E402
 from foresight.runtime.distributed import actors, learner, ray_cluster  # noqa: E402
+from tests import tiny_language  # noqa: E402
+from tests.agents.live.test_train import begun, feed  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
@@ -219,6 +226,22 @@ def test_cpus_in_use_are_waited_for(nodes: Any, monkeypatch: pytest.MonkeyPatch)
     )
     assert started == [0, 1]
     fleet.close()
+
+
+def test_a_live_trainer_is_killed_on_its_machine_and_continues(nodes: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_language.folder(), tmp_path / "model")
+    store, config = begun(tmp_path, str(folder))
+    for version in (1, 2):
+        feed(store, SimpleNamespace(version=version - 1))  # type: ignore[arg-type]
+        with ThreadPoolExecutor(1) as pool:
+            loop = pool.submit(on_ray.run, "train", store, Settings(ray=nodes.address), config)
+            while store.active() < version and not loop.done():
+                time.sleep(0.1)
+            places = [text for kind, text in store.events() if kind == "ray"]
+            os.kill(int(places[-1].rpartition("process ")[2]), signal.SIGKILL)
+        with pytest.raises(SystemExit, match="train ended on Ray"):
+            loop.result()
+    assert store.versions()[-1]["parent"] == 1 and store.counts()["trained"] == 6
 
 
 class _Broken:
