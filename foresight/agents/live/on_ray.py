@@ -76,7 +76,8 @@ class Loop:
         """The address of the machine, and the process."""
         import ray
 
-        return f"{ray.util.get_node_ip_address()}, process {os.getpid()}"
+        util: Any = ray.util  # untyped
+        return f"{util.get_node_ip_address()}, process {os.getpid()}"
 
     def run(self, loop: str, settings: Settings, config: Config, keeper: Any) -> None:
         """Run it until it is killed."""
