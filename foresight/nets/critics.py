@@ -14,7 +14,9 @@ from foresight.data.replay import Replay, Transitions
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import encoders
-from foresight.nets.heads import TanhNormalHead
+from foresight.nets.actor_critic import SharedTrunk
+from foresight.nets.heads import StateDependentHead, TanhNormalHead
+from foresight.nets.mlp import MLP
 from foresight.nets.outputs import Categorical, TanhNormal
 from foresight.nets.sequence import memory
 from foresight.nets.stacked_mlp import StackedMLP
@@ -74,12 +76,14 @@ class Critics(nn.Module):
 class SquashedActor(nn.Module):
     """Tanh-squashed normals over features; `to_env` scales actions from (-1, 1) to the bounds of `space`.
 
-    The features are those of its own trunk `own`, or the critics' if it has none. Raises UserError if `space` is not a
-    bounded Box with one dim.
+    The features are those of its own trunk `own`, or the critics' if it has none. With `noise_log_std` the noise is
+    state-dependent (`heads.StateDependentHead`). Raises UserError if `space` is not a bounded Box with one dim.
     """
 
     center: Tensor
     scale: Tensor
+    head: Any  # TanhNormalHead or StateDependentHead
+    mlp: Any  # StackedMLP or SharedTrunk
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class SquashedActor(nn.Module):
         activation: str = "relu",
         own: memory.Trunk | None = None,
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        noise_log_std: float | None = None,
     ) -> None:
         super().__init__()
         self.trunk = own
@@ -105,8 +110,15 @@ class SquashedActor(nn.Module):
         low, high = torch.from_numpy(space.low.astype(np.float32)), torch.from_numpy(space.high.astype(np.float32))
         self.register_buffer("center", (high + low) / 2)
         self.register_buffer("scale", (high - low) / 2)
-        self.head = TanhNormalHead(space.shape[0], log_std_bounds)
-        self.mlp = StackedMLP(features if own is None else own.size, hidden, [self.head.width], [0.01], activation)
+        inputs = features if own is None else own.size
+        if noise_log_std is None:
+            self.head = TanhNormalHead(space.shape[0], log_std_bounds)
+            self.mlp = StackedMLP(inputs, hidden, [self.head.width], [0.01], activation)
+        else:
+            self.head = StateDependentHead(space.shape[0], noise_log_std, squashed=True)
+            body = MLP(inputs, hidden, activation)
+            self.head.over(body.size)
+            self.mlp = SharedTrunk(body, (self.head.width,), (0.01,), appended=True)
         self.dims = int(space.shape[0])
 
     def forward(self, features: Tensor) -> TanhNormal:

@@ -57,22 +57,25 @@ class StateDependentHead(nn.Module):
     """Normal actions whose noise is linear in the policy's features (gSDE, arXiv:2005.05719): a = μ(s) + θᵀ z(s).
 
     The weights θ `[features, dims]` of the noise are normal with learned standard deviations, and are held for some
-    steps: while they are held, equal states get equal noise. The features have no gradient from here (the authors'
-    default). Call `over` before use.
+    steps: while they are held, equal states get equal noise. With `squashed` actions are tanh(a), as in SAC, and the
+    features have a gradient from here; without it they have none (as in the authors' code). Call `over` before use.
     """
 
-    def __init__(self, dims: int, log_std: float = 0.0) -> None:
+    def __init__(self, dims: int, log_std: float = 0.0, squashed: bool = False) -> None:
         super().__init__()
-        self.width, self.initial = dims, log_std
+        self.width, self.initial, self.squashed = dims, log_std, squashed
 
     def over(self, features: int) -> None:
         """Set the number of features."""
         self.log_std = nn.Parameter(torch.full((features, self.width), self.initial))
 
-    def forward(self, y: Tensor, mask: Tensor | None = None) -> Normal:
+    def forward(self, y: Tensor, mask: Tensor | None = None) -> Normal | TanhNormal:
         """`y` is `[..., dims + features]`. `mask` is ignored: continuous actions cannot be masked."""
-        mean, features = y[..., : self.width], y[..., self.width :].detach()
-        return Normal(mean, policy.state_dependent_std(features, self.log_std.exp()), features)
+        mean, features = y[..., : self.width], y[..., self.width :]
+        if not self.squashed:
+            features = features.detach()
+        kind = TanhNormal if self.squashed else Normal
+        return kind(mean, policy.state_dependent_std(features, self.log_std.exp()), features)
 
     @torch.no_grad()
     def noise(self, rows: int, every: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -275,8 +275,12 @@ class TanhNormal:
     __slots__ = ("base",)
     EDGE = 1 - 2.0**-24  # the largest float32 below 1
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        self.base = Normal(mean, std)
+    def __init__(self, mean: Tensor, std: Tensor, features: Tensor | None = None) -> None:
+        self.base = Normal(mean, std, features)
+
+    def perturbed(self, weights: Tensor) -> Tensor:
+        """tanh of `Normal.perturbed`, `[..., D]`."""
+        return self.base.perturbed(weights).tanh()
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A sample `[..., D]`."""

@@ -94,6 +94,8 @@ def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("inner", found.get("generator"))
     if algorithm == "sac":  # the policy was updated at every gradient step, so that it needed no count
         found.setdefault("gradient_steps", 0)
+        found.setdefault("noise", None)
+        found.setdefault("noise_age", 0)
     if algorithm == "dpo":
         found.setdefault("reference_logprob", None)
     return found

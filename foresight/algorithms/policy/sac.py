@@ -18,8 +18,9 @@ bootstraps from the final observation; before `learning_starts` actions are unif
 the critics' convolutions, and its gradient does not reach them. With a `memory` the replay yields sequences, and the
 `burn_in` steps before them warm up the memory (R2D2, Kapturowski et al. 2019, §3). With `policy_every` above 1 the
 policy and the temperature are updated less often than the critics (TD3, Fujimoto et al. 2018, arXiv:1802.09477, §5.2);
-the target critics are not. Left out: the value network of the
-first version (arXiv:1801.01290). For discrete actions see `sac_discrete`.
+the target critics are not. With `state_dependent_noise` (gSDE, Raffin et al. 2021, arXiv:2005.05719) σ(s) is that of
+noise linear in the features of the policy, whose weights are held for so many steps while acting. Left out: the value
+network of the first version (arXiv:1801.01290). For discrete actions see `sac_discrete`.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Config:
     learn_temperature: bool = True  # whether α is learned; §5
     target_entropy: float | None = None  # H̄ in nats; None: -1 per action dim (table 1)
     log_std_bounds: tuple[float, float] = (-5.0, 2.0)  # of the policy's log standard deviation; (-20, 2) in their code
+    state_dependent_noise: int | None = None  # steps for which gSDE (arXiv 2005.05719) holds its noise; None: not
+    noise_log_std: float = -3.0  # of gSDE's weights, initial; stable-baselines3
     hidden: tuple[int, ...] = (256, 256)  # hidden layers of policy and critics; table 1
     activation: str = "relu"  # activation of the hidden layers; table 1
     images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
@@ -108,6 +111,8 @@ class State:
     sampler: torch.Generator  # samples transitions, on the CPU
     step: int = 0
     gradient_steps: int = 0  # of the critics
+    noise: Tensor | None = None  # the weights of gSDE that are held, of every environment
+    noise_age: int = 0  # steps for which they were held
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 
@@ -127,7 +132,14 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         )
         own = None if config.backbone == "shared" else trunk(spaces.obs, config.images, shapes["actor"])
         actor = SquashedActor(
-            critics.size, spaces.action, "SAC", config.hidden, config.activation, own, config.log_std_bounds
+            critics.size,
+            spaces.action,
+            "SAC",
+            config.hidden,
+            config.activation,
+            own,
+            config.log_std_bounds,
+            None if config.state_dependent_noise is None else config.noise_log_std,
         ).to(device)
     optim.track(target, critics)
     log_alpha = nn.Parameter(torch.tensor(config.entropy_temperature, device=device).log())
@@ -157,9 +169,19 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
         action = output.mode()
     elif state.step < state.config.learning_starts:
         action = torch.empty_like(output.mode()).uniform_(-1, 1, generator=state.generator)
-    else:
+    elif state.config.state_dependent_noise is None:
         action = output.sample(state.generator)
+    else:
+        action = output.perturbed(_held_noise(state, len(features), state.config.state_dependent_noise))
     return state.actor.to_env(action), {}, carry
+
+
+def _held_noise(state: State, rows: int, every: int) -> Tensor:
+    """gSDE's weights for `rows` environments, drawn again after `every` steps."""
+    if state.noise is None or len(state.noise) != rows or state.noise_age >= every:
+        state.noise, state.noise_age = next(state.actor.head.noise(rows, 1, state.generator)), 0
+    state.noise_age += 1
+    return state.noise
 
 
 reset_carry = memory.reset_carry
@@ -283,6 +305,8 @@ def _check(config: Config) -> None:
     errors.between(0, 1, config, "gamma", "tau")
     if not config.log_std_bounds[0] < config.log_std_bounds[1]:
         raise UserError(f"log_std_bounds must be a low and a higher bound, not {config.log_std_bounds}.")
+    if config.state_dependent_noise is not None:
+        errors.at_least(1, config, "state_dependent_noise")
     if config.entropy_temperature <= 0:
         raise UserError(f"entropy_temperature must be above 0, not {config.entropy_temperature}.")
     if config.memory is not None and config.n_steps > 1:

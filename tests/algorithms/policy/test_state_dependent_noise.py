@@ -1,4 +1,4 @@
-"""gSDE in PPO: noise that is linear in the policy's features, with weights that are held for some steps."""
+"""gSDE in PPO and SAC: noise that is linear in the policy's features, with weights that are held for some steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
-from foresight.algorithms.policy import ppo
+from foresight.algorithms.policy import ppo, sac
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.nets.heads import StateDependentHead
+from tests.algorithms.policy.sac_runs import SAC, aim
 from tests.algorithms.policy.small_envs import Bandit, sides
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
@@ -113,5 +114,62 @@ def test_mistakes_are_named():
         ppo.build(HELD, Spaces(gs.Box(0, 1, (2,), np.float32), gs.Discrete(2)))
     with pytest.raises(UserError, match="state_dependent_noise must be at least 1, not 0"):
         ppo.build(dataclasses.replace(HELD, state_dependent_noise=0), _contexts().spaces)
+    with pytest.raises(UserError, match="state_dependent_noise must be at least 1, not 0"):
+        sac.build(dataclasses.replace(SAC, state_dependent_noise=0), aim().spaces)
     with pytest.raises(UserError, match="A VLA has no state_dependent_noise"):
         ppo.build(dataclasses.replace(HELD, policy="runs/x"), _contexts().spaces)
+
+
+# --- SAC
+
+HELD_SAC = dataclasses.replace(SAC, state_dependent_noise=3, noise_log_std=-1.0)
+
+
+@sabotaged_by("foresight.ops.policy.state_dependent_std", scaled(1.1))
+def test_squashed_noise_has_the_density_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    head = StateDependentHead(2, -0.5, squashed=True)
+    head.over(3)
+    mean, features = torch.randn(5, 2, generator=generator), torch.randn(5, 3, generator=generator)
+    output = head(torch.cat([mean, features], -1))
+    std = ((features**2) @ head.log_std.exp().square().expand(3, 2)).sqrt()
+    normal = torch.distributions.Normal(mean, std)
+    expected = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
+    action, logp = output.sample_logp(generator)
+    torch.testing.assert_close(logp, expected.log_prob(action).sum(-1), rtol=1e-3, atol=1e-3)
+    logp.sum().backward()
+    assert head.log_std.grad.abs().min() > 0
+
+
+@sabotaged_by("foresight.algorithms.policy.sac._held_noise", change("every", lambda n: n + 1))
+def test_sac_holds_its_noise() -> None:
+    """Equal observations get equal actions for three steps of every environment."""
+    state = sac.build(dataclasses.replace(HELD_SAC, learning_starts=0), aim().spaces)
+    obs = torch.eye(4).repeat(2, 1)
+    action = torch.stack([sac.act(state, obs, explore=True)[0] for _ in range(6)])
+    same = (action[1:] == action[:-1]).all(-1).all(-1)
+    assert same.tolist() == [True, True, False, True, True]
+    assert not torch.isclose(action[0, 0], action[0, 4]).any()  # two environments that see the same
+
+
+@sabotaged_by("foresight.algorithms.policy.sac.critic_loss", change("reward", lambda r: -r))
+def test_sac_learns_with_it() -> None:
+    state = last(sac, dataclasses.replace(HELD_SAC, steps=4_000), aim())
+    env = aim()
+    action, _, _ = sac.act(state, env.reset(0))
+    assert env._reward(env._context, action).mean() > -0.2  # a random policy: below -2
+
+
+@sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("noise", "noise_age", "generator")])
+def test_a_resumed_run_of_sac_is_the_uninterrupted_one() -> None:
+    config = dataclasses.replace(HELD_SAC, steps=240, state_dependent_noise=4)
+    state = sac.build(config, aim().spaces)
+    obs = aim().reset(0)
+    for _ in range(2):
+        sac.act(dataclasses.replace(state, step=100), obs, explore=True)
+    state.step, env = 100, aim()
+    sac.act(state, obs, explore=True)
+    copies = [copy.deepcopy(state), restored(sac, state, env)]
+    expected = torch.stack([sac.act(state, obs, explore=True)[0] for _ in range(8)])
+    for other in copies:
+        assert torch.equal(torch.stack([sac.act(other, obs, explore=True)[0] for _ in range(8)]), expected)
