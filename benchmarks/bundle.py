@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from foresight.runtime import hub, run
+from foresight.runtime import catalog, hub, run
 
 LARGEST = 1_000_000  # bytes of a bundled agent
 
@@ -18,7 +18,7 @@ def bundle(path: Path) -> Path:
     """The folder of the bundled agent of the run at `path`. Replaces an earlier one."""
     settings = run.Run(path).settings
     name = f"{settings.algorithm}/{settings.env}"
-    folder = run.BUNDLED / name
+    folder = catalog.BUNDLED / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     hub.slim(path, folder, name)

@@ -30,7 +30,9 @@ def list_(json: bool = False) -> int:
     console = screen.stdout()
     console.print(screen.table(("algorithm", "paper", "result (target)"), rows, wrap=("paper", "result (target)")))
     console.print(
-        "\nDetails, presets and all results: foresight show NAME. Training: foresight train NAME.", style="dim"
+        "\nDetails, presets and all results: foresight show NAME. Training: foresight train NAME.\n"
+        f"Trained agents that are in the package, for foresight play: {', '.join(catalog.bundled())}.",
+        style="dim",
     )
     return 0
 

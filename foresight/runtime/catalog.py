@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+BUNDLED = ROOT / "trained"  # agents that come with the package
 FAMILIES = (
     "tabular", "value", "policy", "search", "world", "sequence", "imitation", "language",
 )  # fmt: skip  # in the order of lists
@@ -166,6 +167,11 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
     path = folder / f"{found.name}.yaml"
     read = (read_yaml(path) or {}) if path.is_file() else {}
     return {preset: legacy.document(fields) for preset, fields in read.items()}
+
+
+def bundled() -> list[str]:
+    """The names of the agents that come with the package: `connect_four`, `ppo/LunarLander-v3`."""
+    return sorted(file.parent.relative_to(BUNDLED).as_posix() for file in BUNDLED.rglob("config.yaml"))
 
 
 def read_yaml(path: Path) -> Any:

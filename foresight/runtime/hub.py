@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
 from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay
@@ -81,8 +82,9 @@ def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Pa
                 f"{path} reads {', '.join(agent.settings.paths)}, which others do not have: it cannot be shared."
             )
         fresh: State = agent.module.build(agent.config, agent.spaces, "cpu")
+        acting = [getattr(agent.state, name) for name in getattr(agent.module, "ACTING", ())]
         kept = {
-            field.name: getattr(fresh if isinstance(getattr(fresh, field.name), LEFT_OUT) else agent.state, field.name)
+            field.name: _twin(acting, getattr(agent.state, field.name), getattr(fresh, field.name))
             for field in dataclasses.fields(agent.state)
         }
         checkpoint.save(folder / "checkpoints", type(agent.state)(**kept), agent.step)
@@ -93,6 +95,23 @@ def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Pa
     (folder / "config.yaml").write_text(yaml.safe_dump(alone.document(), sort_keys=False), encoding="utf-8")
     (folder / "README.md").write_text(card.policy(alone, agent.step, evaluation, name), encoding="utf-8")
     return folder
+
+
+def _twin(acting: list[Any], value: Any, fresh: Any) -> Any:
+    """What is kept of a field: nothing of a replay or an optimizer; of a target network the network that it follows.
+
+    Tensors that occur twice are stored once. `fresh` is the field as it is built.
+    """
+    if isinstance(fresh, LEFT_OUT):
+        return fresh
+    if not isinstance(value, nn.Module):
+        return value
+    alike = (one for one in acting if type(one) is type(value) and _shapes(one) == _shapes(value))
+    return next(alike, value)
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: x.shape for name, x in module.state_dict().items()}
 
 
 def _check(name: str) -> None:

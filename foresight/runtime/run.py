@@ -25,9 +25,6 @@ if TYPE_CHECKING:  # these import torch
 HOLDS_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
 
 
-BUNDLED = catalog.ROOT / "trained"  # agents that come with the package
-
-
 class Run:
     """A run directory: its settings, metrics and results."""
 
@@ -210,8 +207,8 @@ def load(
 ) -> Agent:
     """The trained `Agent` of a run: `agent.act(obs)`. `checkpoint` is "latest", "best" or a step.
 
-    `path` is a run directory, the name of a bundled agent (see `bundled`), or `hub:OWNER/NAME`. `completer` is the URL
-    of a server that samples instead of the language model, with the server's own weights.
+    `path` is a run directory, the name of a bundled agent (see `catalog.bundled`), or `hub:OWNER/NAME`.
+    `completer` is the URL of a server that samples instead of the language model, with its own weights.
 
     Raises UserError if there is no such run or checkpoint, or if it is damaged.
     """
@@ -227,12 +224,8 @@ def find(path: str | Path) -> Path:
 
         return hub.pull(str(path).removeprefix(hub.PREFIX))
     here = Path(path).expanduser()
-    return BUNDLED / path if not (here / "config.yaml").is_file() and str(path) in bundled() else here
-
-
-def bundled() -> list[str]:
-    """The names of the agents that come with the package: `connect_four`, `ppo/CartPole-v1`."""
-    return sorted(file.parent.relative_to(BUNDLED).as_posix() for file in BUNDLED.rglob("config.yaml"))
+    inside = str(path) in catalog.bundled() and not (here / "config.yaml").is_file()
+    return catalog.BUNDLED / path if inside else here
 
 
 def _evaluation(document: dict[str, Any] | None) -> Evaluation | None:

@@ -56,6 +56,8 @@ def test_a_pushed_run_acts_alike(store: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(theirs.state.network(obs).mean(), expected)
     assert expected.abs().max() > 0.01
     assert len(mine.state.replay) > 200 and len(theirs.state.replay) == 0  # only what acting needs
+    assert not [*(store / "ada/cart").rglob("target.safetensors")]  # the target network is stored as the network
+    torch.testing.assert_close(theirs.state.target(obs).mean(), expected)
     assert sum(x.stat().st_size for x in (store / "ada/cart").rglob("*") if x.is_file()) < 100_000
     assert (store / "ada/cart/policy.pt").is_file() and str(tmp_path) not in (
         store / "ada/cart/config.yaml"

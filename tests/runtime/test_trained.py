@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import foresight
@@ -21,7 +23,7 @@ def test_the_connect_four_agent_is_small_and_plays() -> None:
 
 
 def test_bundled_agents_are_small_and_have_cards(tmp_path, monkeypatch) -> None:
-    names = [name for name in run.bundled() if "/" in name]
+    names = [name for name in catalog.bundled() if "/" in name]
     assert "ppo/LunarLander-v3" in names
     for name in names:
         folder = run.find(name)
@@ -29,11 +31,24 @@ def test_bundled_agents_are_small_and_have_cards(tmp_path, monkeypatch) -> None:
         assert f'foresight.load("{name}")' in (folder / "README.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ppo" / "LunarLander-v3" / "media").mkdir(parents=True)  # no run: the name keeps its meaning
-    assert run.find("ppo/LunarLander-v3") == run.BUNDLED / "ppo" / "LunarLander-v3"
+    assert run.find("ppo/LunarLander-v3") == catalog.BUNDLED / "ppo" / "LunarLander-v3"
 
 
-def test_the_lander_lands() -> None:
-    pytest.importorskip("Box2D")
-    agent = foresight.load("ppo/LunarLander-v3", device="cpu")
-    assert agent.evaluate(episodes=4, seed=7).mean > 100  # a random policy: about -180
+# Episodes, and the least mean of their scores: each is far above what a random policy has.
+LEAST = {
+    "ppo/LunarLander-v3": (4, 100),  # random: about -180
+    "q_learning/Taxi-v4": (1, 6),  # the value of the best policy is 6.33
+    "muzero/CartPole-v1": (1, 300),  # random: about 22
+}
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.bundled() if name != "connect_four"])
+def test_a_bundled_agent_is_good(name: str) -> None:
+    if "Lander" in name:
+        pytest.importorskip("Box2D")
+    episodes, least = LEAST[name]
+    agent = foresight.load(name, device="cpu")
+    if "muzero" in name:  # a quick test
+        agent.state.config = dataclasses.replace(agent.config, simulations=3)
+    assert agent.evaluate(episodes=episodes, seed=7).mean > least
     agent.close()
