@@ -73,6 +73,7 @@ class Config:
     label_smoothing: float = 0.0  # share of each token's probability that is spread evenly; above 0: a careless policy
     head: str = "bins"  # or "flow" for continuous actions, "point" for a point of the picture and then bins
     points: int = 1  # of head "point": with more, the words alone point first, and the transformer sees what is there
+    find: bool = False  # one more token: the patch of the first picture that fits every word, found by attention
     blind: str | None = None  # "language" or "image": an ablation in which the policy does not see it
     threads: int = 1  # of torch, on a CPU; 0: one per core
 

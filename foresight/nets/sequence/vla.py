@@ -9,6 +9,10 @@ picture, and the attention itself is the distribution over cells, as in pointer 
 arXiv:1506.03134). The other tokens are given what is seen there. If an action begins with several points, the words
 alone point at all but the last, and what is seen there is one more token for the transformer: first where the named
 object is, then the action, as in embodied chain of thought (Zawalski et al. 2024, arXiv:2407.08693).
+
+With `find` the words find what they name in the first picture, with any head, and where it is is one more token. The
+words do not modulate the convolutions then: with both, a policy learns the shorter way, which knows only pairs of the
+data.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class Shape:
     head: str  # one of HEADS
     blind: str | None = None  # one of BLIND: its tokens are masked
     points: int = 1  # with which an action begins, of head "point"
+    find: bool = False  # one more token: where in the first picture is what the words name
 
 
 class Features(NamedTuple):
@@ -70,7 +75,9 @@ class Features(NamedTuple):
 
 
 class Words(nn.Module):
-    """Instructions as UTF-8 bytes `[N, L]`, padded with zeros, to word vectors `[N, W, dim]` and their mask.
+    """Instructions as UTF-8 bytes `[N, L]`, padded with zeros, to word vectors `[N, W, dim]` and their mask `[N, W]`.
+
+    The vectors are those of the words alone; `placed` adds where in the instruction they are.
 
     W is the number of words of the longest one, at most `words`.
 
@@ -113,12 +120,16 @@ class Words(nn.Module):
         self.known[hashes[real]] = True
 
     def forward(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors `[N, W, dim]` and their mask `[N, W]` (bool)."""
+        """Vectors, zero where there is no word, and their mask (bool)."""
         hashes, real = self.ids(text)
         rows = torch.where(self.known[hashes], hashes, PRIME)
         if self.training:  # the row of unknown words is trained on words that are hidden
             rows = torch.where(torch.rand_like(rows, dtype=torch.float32) < 0.05, PRIME, rows)
-        return (self.table(rows) + self.position[: rows.shape[1]]) * real.unsqueeze(-1), real
+        return self.table(rows) * real.unsqueeze(-1), real
+
+    def placed(self, vectors: Tensor, real: Tensor) -> Tensor:
+        """The vectors with their places."""
+        return vectors + self.position[: vectors.shape[1]] * real.unsqueeze(-1)
 
 
 class Eye(nn.Module):
@@ -173,6 +184,37 @@ class Pointer(nn.Module):
         return logits, (logits.softmax(-1).unsqueeze(-2) @ (self.read(cells) + self.position)).squeeze(-2)
 
 
+class Finder(nn.Module):
+    """Images `[N, C, H, W]`, words `[N, W, dim]` and their mask to a logit of each patch, and where it is `[N, dim]`.
+
+        logit of patch c  =  n_c + Σ_w log σ(¼ q_w · k_c + b)
+
+    Each word alone tells which patches it fits, and a patch must fit all words, the `and` of neural module networks
+    (Andreas et al. 2016, arXiv:1511.02799): a color and a kind that were never seen together are found together. For
+    this a key k_c is a linear map of the pixels of the patch; with more layers it learns the pairs by heart. Keys and
+    queries are normalized: without it the floor fits all words, and nothing is found. n_c, learned, decides between
+    patches that fit. The last logit is for what is not in the picture. Where it is is a vector of the patch, not of its
+    pixels.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], patch: int, dim: int) -> None:
+        super().__init__()
+        depth, height, width = shape
+        count = (height // patch) * (width // patch)
+        self.key, self.query = nn.Conv2d(depth, dim, patch, patch), nn.Linear(dim, dim)
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
+        self.fits = nn.Parameter(torch.tensor(2.0))  # b: at first most words fit most patches
+        self.near = nn.Parameter(F.pad(torch.zeros(count), (0, 1), value=-4.0))
+        self.position = nn.Parameter(0.02 * torch.randn(count + 1, dim))
+
+    def forward(self, image: Tensor, words: Tensor, spoken: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits `[N, cells + 1]` and where it is."""
+        keys = self.norms[0](self.key(image).flatten(2).transpose(1, 2))
+        fit = F.logsigmoid(self.norms[1](self.query(words)) @ keys.transpose(1, 2) / 4 + self.fits)
+        logits = F.pad((fit * spoken.unsqueeze(-1)).sum(1), (0, 1)) + self.near
+        return logits, logits.softmax(-1) @ self.position
+
+
 class VLA(nn.Module):
     """Dict observations to the `Output` over actions; every image is a camera, `mission` is the instruction.
 
@@ -194,8 +236,12 @@ class VLA(nn.Module):
                 "BabyAI has them with --env-options camera=6."
             )
         self.obs_space, self.action_space, self.config = obs, action, config
-        if config.head == "point" and not self.cameras:
-            raise UserError(f"head 'point' needs an image in the observations, not {obs}. Use --head bins.")
+        for wanted, name, advice in (
+            (config.head == "point", "head 'point'", "Use --head bins"),
+            (config.find, "find", "Use --no-find"),
+        ):
+            if wanted and not self.cameras:
+                raise UserError(f"{name} needs an image in the observations, not {obs}. {advice}.")
         grid = None
         if config.head == "point":
             _, height, width = _planes(spaces[self.cameras[0]])
@@ -219,6 +265,9 @@ class VLA(nn.Module):
         self.logits = nn.Linear(config.dim, self.actions.vocabulary)
         self.field = FlowField(self.actions.count, config.dim) if config.head == "flow" else None
         self.pointer = None if grid is None else Pointer(grid[0] * grid[1], config.channels, config.dim, config.points)
+        self.finder = None
+        if config.find:
+            self.finder = Finder(_planes(spaces[self.cameras[0]]), config.patch, config.dim)
         for name, weight in self.blocks.named_parameters():
             if weight.ndim == 2:
                 nn.init.normal_(weight, std=0.02)
@@ -279,10 +328,11 @@ class VLA(nn.Module):
                     f"'{CAMERA_MASK}' with a 0 for it. It has: {', '.join(obs)}."
                 )
         blind = self.config.blind
-        vectors, spoken = self.words(obs[MISSION].flatten(0, -2))
+        words, spoken = self.words(obs[MISSION].flatten(0, -2))
         spoken = spoken & (blind != "language")
-        vectors = vectors * spoken.unsqueeze(-1)
+        vectors = self.words.placed(words, spoken) * spoken.unsqueeze(-1)
         mean = vectors.sum(1) / spoken.sum(1, keepdim=True).clamp(min=1)
+        modulating = mean if self.finder is None else torch.zeros_like(mean)
         present = obs.get(CAMERA_MASK)
         tokens, seen, pictures = [], [], []
         for i, name in enumerate(self.cameras):
@@ -290,10 +340,13 @@ class VLA(nn.Module):
             image = obs[name].flatten(0, -4).permute(0, *(1 + j for j in order)).float() / 255  # type: ignore[union-attr]
             there = spoken.new_ones(len(image)) if present is None else present[..., i].flatten() > 0
             visible = (there & (blind != "image"))[:, None]
-            vectors_of, cells = self.eyes[name](image, mean)
+            vectors_of, cells = self.eyes[name](image, modulating)
             tokens.append(vectors_of + self.camera[i])
             seen.append(visible.expand(-1, self.config.image_tokens))
             pictures.append(cells * visible.unsqueeze(-1))
+            if self.finder is not None and not i:
+                tokens.append(self.finder(image, words, spoken)[1].unsqueeze(1))
+                seen.append(visible & spoken.any(1, keepdim=True))
         first = []
         for i in range(self.actions.points - 1 if self.pointer is not None else 0):
             logits, there = self.pointer(mean, pictures[0], i)  # type: ignore[misc]

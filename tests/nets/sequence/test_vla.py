@@ -80,7 +80,7 @@ def test_a_missing_camera_changes_nothing_else() -> None:
 
 
 def test_padding_of_the_instruction_changes_nothing() -> None:
-    net, obs = network(), seen(1)
+    net, obs = network(find=True), seen(1)
     wide = {**obs, vla.MISSION: torch.nn.functional.pad(obs[vla.MISSION], (0, 9))}
     torch.testing.assert_close(net(wide).tokens.logits, net(obs).tokens.logits)
     spaced = {**obs, vla.MISSION: text("go  to the red ball ")}
@@ -99,7 +99,7 @@ def test_words_are_known_by_the_data() -> None:
 def test_a_blind_policy_does_not_see(blind: str, hidden: tuple[str, ...]) -> None:
     obs = seen(1)
     other = {**obs, **{name: text("take it") if name == vla.MISSION else 255 - obs[name] for name in hidden}}
-    net = network(blind=blind)
+    net = network(blind=blind, find=True)
     torch.testing.assert_close(net(other).tokens.logits, net(obs).tokens.logits)
     net = network()
     assert (net(other).tokens.logits - net(obs).tokens.logits).abs().max() > 1e-3
@@ -188,6 +188,7 @@ def test_mistakes_are_named(tmp_path) -> None:
         ({"blind": "speech"}, "Unknown blind 'speech'"),
         ({"action": ARM, "head": "point"}, "begin with x and y from 0 to 1"),
         ({"obs": gs.Dict({"arm": ARM, vla.MISSION: TEXT}), "head": "point"}, "head 'point' needs an image"),
+        ({"obs": gs.Dict({"arm": ARM, vla.MISSION: TEXT}), "find": True}, "find needs an image .* Use --no-find"),
         ({"patch": 99}, "patch must be at most 32"),
         ({"action": gs.Box(-np.inf, np.inf, (1,))}, "a bounded Box"),
     ):
@@ -294,7 +295,47 @@ def test_the_words_point_first_and_the_action_depends_on_what_they_find() -> Non
 def _asked(net: VLA, obs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean word and the cells of the picture."""
     vectors, real = net.words(obs[vla.MISSION])
+    vectors = net.words.placed(vectors, real)
     return vectors.sum(1) / real.sum(1, keepdim=True), net.features(obs).cells
+
+
+@sabotaged_by("torch.nn.functional.logsigmoid", lambda f: lambda x: x)
+@sabotaged_by("foresight.nets.sequence.vla.Finder.forward", lambda f: lambda self, i, w, s: f(self, i, w, s | True))
+def test_what_is_found_fits_every_word() -> None:
+    """Four patches: very red, a red ball, very much a ball, neither; the third word is padding."""
+    finder, red, ball = vla.Finder((2, 4, 4), 2, 2), torch.tensor([4.0, 0.0]), torch.tensor([0.0, 4.0])
+    patches = torch.tensor([[9.0, -1.0], [1.0, 1.0], [-1.0, 9.0], [-1.0, -1.0]])
+    finder.norms = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
+    with torch.no_grad():
+        finder.key.weight.copy_(torch.eye(2)[..., None, None].expand(-1, -1, 2, 2))  # four pixels: times 4
+        finder.query.weight.copy_(torch.eye(2))
+        for zero in (finder.key.bias, finder.query.bias, finder.fits):
+            zero.zero_()
+        finder.position.copy_(torch.arange(10.0).view(5, 2))
+    image = patches.T.view(1, 2, 2, 2).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    words, spoken = torch.stack([red, ball, -9 * red])[None], torch.tensor([[True, True, False]])
+    logits, where = finder(image, words, spoken)
+    scaled = [[float(word @ patch) for word in (red, ball)] for patch in patches]
+    expected = [-sum(float(np.log1p(np.exp(-x))) for x in fits) for fits in scaled]
+    torch.testing.assert_close(logits[0], torch.tensor([*expected, -4.0]))
+    torch.testing.assert_close(where, finder.position[1:2], atol=0.2, rtol=0)
+    _, where = finder(-abs(image), words, spoken)  # nothing fits
+    torch.testing.assert_close(where, finder.position[4:], atol=0.2, rtol=0)
+    with torch.no_grad():  # of two that fit, the nearer one
+        finder.near[3] += 9
+    logits, where = finder(torch.ones_like(image), words, spoken)
+    torch.testing.assert_close(where, finder.position[3:4], atol=0.2, rtol=0)
+
+
+def test_a_policy_acts_on_what_its_words_find() -> None:
+    net, obs = network(action=gs.Discrete(7), find=True), seen()
+    before = net(obs).mean()
+    vla.require_one_path(vla.VLAActorCritic(net), obs)
+    with torch.no_grad():
+        net.finder.near[3] += 99  # it lies elsewhere
+    assert (net(obs).mean() - before).abs().max() > 1e-3
+    masked = {**obs, vla.CAMERA_MASK: torch.tensor([[0, 1], [0, 1]])}
+    torch.testing.assert_close(net({**masked, "front": 255 - obs["front"]}).mean(), net(masked).mean())
 
 
 def _rows(original):
