@@ -2,6 +2,7 @@
 
 python benchmarks/live_learning.py                              # scores and hints, seed 0
 python benchmarks/live_learning.py --modes evaluative directive both --seeds 0 1 2
+python benchmarks/live_learning.py --modes both --seeds 1 --more    # one more seed of a mode
 
 The user asks general questions and wants answers of one sentence of at most 20 words, which no prompt states. It
 replies "Thanks." or "Too long: one sentence of at most 20 words, please." An exact rule reads that message: a score of
@@ -29,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "live-learning.json"
 MOST_WORDS, MAX_TOKENS, INTERACTIONS, CLIENTS = 20, 64, 60, 4
+MODES = ("evaluative", "directive", "both")
 WISH = "Too long: one sentence of at most 20 words, please."
 THINGS = (
     "a glacier", "a volcano", "photosynthesis", "gravity", "a haiku", "inflation", "the moon", "an atom", "a virus",
@@ -141,6 +143,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--kl-coef", type=float, default=0.02)
     parser.add_argument("--rehearsal", type=float, default=0.0)
+    parser.add_argument("--more", action="store_true", help="keep the seeds that the result has at these settings")
     given = parser.parse_args()
 
     import torch
@@ -152,15 +155,17 @@ def main() -> None:
     document = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
     settings = {name: getattr(given, name) for name in ("learning_rate", "kl_coef", "rehearsal")}
     for mode in given.modes:
-        runs = {str(seed): learned(mode, seed, settings) for seed in given.seeds}
+        old = document.get(mode, {})
+        kept = old["runs"] if given.more and old and all(old[name] == value for name, value in settings.items()) else {}
+        runs = kept | {str(seed): learned(mode, seed, settings) for seed in given.seeds}
         keys = ("before", "after", "addition_lost", "largest_lost")
         means = {key: sum(run[key] for run in runs.values()) / len(runs) for key in keys}
         document[mode] = {**means, **settings, "runs": runs}
-        document["seconds"] += sum(run["seconds"] for run in runs.values())
+        document["seconds"] += sum(runs[str(seed)]["seconds"] for seed in given.seeds)
     document = {
         "what": "Learning live from a scripted user who wants one sentence of at most 20 words (SmolLM2-135M)",
         "command": shlex.join(["python", "benchmarks/live_learning.py", *sys.argv[1:]]),
-        "seeds": given.seeds,
+        "seeds": sorted({int(seed) for mode in MODES if mode in document for seed in document[mode]["runs"]}),
         **{name: value for name, value in document.items() if name not in ("what", "command", "seeds")},
         "versions": bench.versions(),
         "machine": bench.machine(),
