@@ -165,6 +165,7 @@ def unpack(path: Path, target: Path) -> Path:
     Raises UserError if there is no such file, or if it is damaged or of an architecture that transformers cannot read.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import modeling_gguf_pytorch_utils as reader
 
     folder, file = str(path.parent), path.name
     if not path.is_file():
@@ -173,7 +174,11 @@ def unpack(path: Path, target: Path) -> Path:
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
     except (OSError, ValueError, KeyError, struct.error) as error:
         raise UserError(f"{path} is no GGUF file of a language model that can be read ({error}).") from error
-    packed = _quietly(lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32))
+    bar, reader.tqdm = reader.tqdm, lambda tensors, **_: tensors  # its progress bar has no switch
+    try:
+        packed = _quietly(lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32))
+    finally:
+        reader.tqdm = bar
     config = packed.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the weights are plain float32 now, and may be saved as such

@@ -36,7 +36,7 @@ def test_float16_has_the_logits_of_the_rounded_weights(tmp_path: Path):
 
 
 @sabotaged_by("foresight.nets.language.gguf._kind", change("quantization", lambda _: "q4_0"))
-def test_quantized_logits_are_near_and_files_are_small(tmp_path: Path):
+def test_quantized_logits_are_near_and_files_are_small(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """The step of 8 bits is 1/127 of the largest weight of a block, that of 4 bits 1/8: each about 16 times coarser."""
     folder = tiny_language.byte_level(tmp_path / "model", tied=False)
     model = pretrained.load(str(folder), precision="float32")
@@ -50,6 +50,7 @@ def test_quantized_logits_are_near_and_files_are_small(tmp_path: Path):
     assert error["f16"] < 5e-3
     assert 5 < error["q8_0"] / error["f16"] < 50 and 5 < error["q4_0"] / error["q8_0"] < 50
     assert size["f16"] > size["q8_0"] > size["q4_0"]
+    assert "de-quantizing" not in capfd.readouterr().err  # progress belongs to the runtime
 
 
 def test_what_cannot_be_written_or_read_is_named(tmp_path: Path):
