@@ -9,6 +9,8 @@ instead (Lipman et al. 2022, arXiv:2210.02747), as in π0. With head "point" the
 first picture and one token, for which the cells of the picture are the choices: a pointer (Vinyals et al. 2015,
 arXiv:1506.03134), as RoboPoint (Yuan et al. 2024, arXiv:2406.10721) asks a policy for points.
 
+With `find` the policy also learns which instruction of a batch belongs to which picture: how its words name things.
+
 What is kept: convolutions that the instruction modulates (FiLM), TokenLearner, bins, the mask between action tokens,
 cross-entropy; the ranges of actions are the quantiles 0.01 and 0.99 of the data, as in OpenVLA (arXiv:2406.09246);
 missing cameras are masked, as in Octo (arXiv:2405.12213).
@@ -137,6 +139,10 @@ def update(state: State, obs: Tree, action: Tensor) -> dict[str, float]:
     smoothed = config.label_smoothing > 0 and isinstance(output, Tokens)
     loss = (output.smoothed_loss(action, config.label_smoothing) if smoothed else output.loss(action)).mean()
     metrics = {"loss": loss.item()}
+    if config.find:
+        found = policy.finder_loss(obs)
+        metrics["find_loss"] = found.item()
+        loss = loss + found
     if not policy.actions.continuous:
         same = (output.mode() == action).float()
         metrics["accuracy"] = same.mean().item()

@@ -192,9 +192,8 @@ class Finder(nn.Module):
     Each word alone tells which patches it fits, and a patch must fit all words, the `and` of neural module networks
     (Andreas et al. 2016, arXiv:1511.02799): a color and a kind that were never seen together are found together. For
     this a key k_c is a linear map of the pixels of the patch; with more layers it learns the pairs by heart. Keys and
-    queries are normalized: without it the floor fits all words, and nothing is found. n_c, learned, decides between
-    patches that fit. The last logit is for what is not in the picture. Where it is is a vector of the patch, not of its
-    pixels.
+    queries are normalized. n_c, learned, decides between patches that fit. The last logit is for what is not in the
+    picture. Where it is is a vector of the patch, not of its pixels.
     """
 
     def __init__(self, shape: tuple[int, int, int], patch: int, dim: int) -> None:
@@ -208,11 +207,30 @@ class Finder(nn.Module):
         self.position = nn.Parameter(0.02 * torch.randn(count + 1, dim))
 
     def forward(self, image: Tensor, words: Tensor, spoken: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits `[N, cells + 1]` and where it is."""
-        keys = self.norms[0](self.key(image).flatten(2).transpose(1, 2))
-        fit = F.logsigmoid(self.norms[1](self.query(words)) @ keys.transpose(1, 2) / 4 + self.fits)
-        logits = F.pad((fit * spoken.unsqueeze(-1)).sum(1), (0, 1)) + self.near
+        """Logits `[N, cells + 1]` and where it is. What fits has no gradient here, see `loss`."""
+        with torch.no_grad():
+            fit = self._fit(self._keys(image), words, spoken)
+        logits = fit + self.near
         return logits, logits.softmax(-1) @ self.position
+
+    def loss(self, image: Tensor, words: Tensor, spoken: Tensor, which: Tensor) -> Tensor:
+        """Which of M instructions, words `[M, W, dim]`, is that of each image? The cross-entropy with `which` `[N]`.
+
+        Actions do not teach what words name: the mean place of the floor helps them at first, and then all words find
+        the floor and no other patch has a gradient. The floor is in all pictures, so it does not tell which instruction
+        is whose. Source: contrastive phrase grounding, Gupta et al. 2020 (arXiv:2006.09920), with all patches that fit.
+        """
+        scores = (self._fit(self._keys(image).unsqueeze(1), words, spoken) + self.near).logsumexp(-1)
+        return F.cross_entropy(scores + which.bincount(minlength=len(words)).log(), which)
+
+    def _keys(self, image: Tensor) -> Tensor:
+        keys: Tensor = self.norms[0](self.key(image).flatten(2).transpose(1, 2))
+        return keys
+
+    def _fit(self, keys: Tensor, words: Tensor, spoken: Tensor) -> Tensor:
+        """Logits but for n_c, of keys `[..., cells, dim]` for words `[..., W, dim]`."""
+        fit = F.logsigmoid(self.norms[1](self.query(words)) @ keys.transpose(-1, -2) / 4 + self.fits)
+        return F.pad((fit * spoken.unsqueeze(-1)).sum(-2), (0, 1))
 
 
 class VLA(nn.Module):
@@ -319,6 +337,25 @@ class VLA(nn.Module):
         """The distribution over actions."""
         return self.output(self.features(obs))
 
+    def finder_loss(self, obs: Tree) -> Tensor:
+        """`Finder.loss` of the instructions and the first pictures of `obs`, or 0 without a finder or if blind."""
+        if self.finder is None or self.config.blind is not None:
+            return self.begin.new_zeros(())
+        image, there = self._view(obs, 0)
+        if not there.any():
+            return self.begin.new_zeros(())
+        distinct, which = obs[MISSION].flatten(0, -2)[there].unique(dim=0, return_inverse=True)
+        words, spoken = self.words(distinct)
+        return self.finder.loss(image[there], words, spoken, which)
+
+    def _view(self, obs: Tree, camera: int) -> tuple[Tensor, Tensor]:
+        """The images `[N, C, H, W]` of a camera, and whether each is there `[N]`."""
+        name, present = self.cameras[camera], obs.get(CAMERA_MASK)
+        order = conv.order(self.obs_space[name].shape)  # type: ignore[index]
+        image = obs[name].flatten(0, -4).permute(0, *(1 + j for j in order)).float() / 255  # type: ignore[union-attr]
+        there = torch.ones(len(image), dtype=torch.bool, device=image.device)
+        return image, there if present is None else present[..., camera].flatten() > 0
+
     def _prefix(self, obs: Tree) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The tokens before the actions `[N, P, dim]`, which are seen `[N, P]`, `Features.cells` and `.first`."""
         for name in (*self.cameras, *self.vectors):
@@ -333,12 +370,9 @@ class VLA(nn.Module):
         vectors = self.words.placed(words, spoken) * spoken.unsqueeze(-1)
         mean = vectors.sum(1) / spoken.sum(1, keepdim=True).clamp(min=1)
         modulating = mean if self.finder is None else torch.zeros_like(mean)
-        present = obs.get(CAMERA_MASK)
         tokens, seen, pictures = [], [], []
         for i, name in enumerate(self.cameras):
-            order = conv.order(self.obs_space[name].shape)  # type: ignore[index]
-            image = obs[name].flatten(0, -4).permute(0, *(1 + j for j in order)).float() / 255  # type: ignore[union-attr]
-            there = spoken.new_ones(len(image)) if present is None else present[..., i].flatten() > 0
+            image, there = self._view(obs, i)
             visible = (there & (blind != "image"))[:, None]
             vectors_of, cells = self.eyes[name](image, modulating)
             tokens.append(vectors_of + self.camera[i])

@@ -327,6 +327,35 @@ def test_what_is_found_fits_every_word() -> None:
     torch.testing.assert_close(where, finder.position[3:4], atol=0.2, rtol=0)
 
 
+@sabotaged_by("torch.Tensor.bincount", lambda f: lambda x, minlength: f(x, minlength=minlength).clamp(max=1))
+def test_words_learn_what_they_name_from_whose_picture_it_is() -> None:
+    """Cross-entropy over distinct instructions, the second of two pictures; actions teach nothing of it."""
+    torch.manual_seed(0)
+    finder, words = vla.Finder((3, 4, 4), 2, 8), torch.randn(2, 3, 8)
+    image, which = torch.rand(3, 3, 4, 4), torch.tensor([0, 1, 1])
+    spoken = torch.tensor([[True, True, False], [True, True, True]])
+    loss, every = finder.loss(image, words, spoken, which), torch.ones(3, dtype=torch.int64)
+    scores = [finder(image, words[i * every], spoken[i * every])[0].logsumexp(-1) for i in range(2)]
+    scores = torch.stack([scores[0], scores[1] + np.log(2)], 1)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, which))
+    finder(image, words[which], spoken[which])[1].sum().backward()
+    assert finder.query.weight.grad is None and finder.key.weight.grad is None
+    loss.backward()
+    assert all(weight.grad.abs().max() > 0 for weight in (finder.query.weight, finder.key.weight))
+
+
+def test_only_pictures_that_are_seen_teach_words() -> None:
+    net, obs = network(find=True), seen()
+    assert net.finder_loss(obs) > 0
+    for other in (network(), network(find=True, blind="image"), network(find=True, blind="language")):
+        assert other.finder_loss(obs) == 0
+    masked = {name: torch.cat([x, x.flip(0)]) for name, x in obs.items()}
+    masked[vla.CAMERA_MASK] = torch.tensor([[1, 1], [1, 1], [1, 1], [0, 1]])
+    loss, masked["front"] = net.finder_loss(masked), masked["front"].index_fill(0, torch.tensor([3]), 7)
+    torch.testing.assert_close(net.finder_loss(masked), loss)
+    assert net.finder_loss({**obs, vla.CAMERA_MASK: torch.zeros(2, 2)}) == 0
+
+
 def test_a_policy_acts_on_what_its_words_find() -> None:
     net, obs = network(action=gs.Discrete(7), find=True), seen()
     before = net(obs).mean()
