@@ -72,36 +72,37 @@ def sort_64(quick: bool, picture: Path) -> Values:
 
 
 def countdown_models(quick: bool, picture: Path) -> Values:
-    """Greedy accuracy of five models on the same held-out problems; what is solved after rewards and was not before."""
+    """Greedy accuracy of the models on the same held-out problems; what is solved after rewards and was not before."""
     seeds = _seeds("grpo-countdown-search")
-    solved: dict[str, list[list[float]]] = {}
     task = make("countdown", **_env("pretrain", "countdown-search"))
-    for name in (
-        "pretrain-countdown-steps",
-        "pretrain-countdown-search",
-        "grpo-countdown-steps",
-        "grpo-countdown-search",
-        "dapo-countdown-search",
-    ):
-        solved[name] = [_greedy(_policy(name, seed), task, 220) for seed in seeds]
-    accuracy = {name: statistics.fmean(map(statistics.fmean, rows)) for name, rows in solved.items()}
-    new = {
-        name: statistics.fmean(
-            sum(b > a for a, b in zip(old, after, strict=True)) / max(1, old.count(0.0))
-            for old, after in zip(solved["pretrain-countdown-search"], solved[f"{name}-countdown-search"], strict=True)
-        )
-        for name in ("grpo", "dapo")
+    before = {
+        "grpo-countdown-steps": "pretrain-countdown-steps",
+        "grpo-countdown-search": "pretrain-countdown-search",
+        "dapo-countdown-search": "pretrain-countdown-search-early",
     }
+    solved = {name: [_greedy(_policy(name, seed), task, 220) for seed in seeds] for name in (*before.values(), *before)}
+    accuracy = {name: statistics.fmean(map(statistics.fmean, rows)) for name, rows in solved.items()}
+    new = {name: _share(solved[old], solved[name], 0.0) for name, old in before.items()}
     return {
         "what": "Countdown with 3 numbers, models of our own", "seeds": seeds, "problems": len(task.test),
         "accuracy": accuracy,
         "search_over_steps": accuracy["pretrain-countdown-search"] / max(accuracy["pretrain-countdown-steps"], 1e-9),
         "grpo_gain_steps": accuracy["grpo-countdown-steps"] - accuracy["pretrain-countdown-steps"],
         "grpo_gain_search": accuracy["grpo-countdown-search"] - accuracy["pretrain-countdown-search"],
-        "formerly_unsolved": new["dapo"],
-        "formerly_unsolved_by_grpo": new["grpo"],
+        "dapo_gain_search": accuracy["dapo-countdown-search"] - accuracy["pretrain-countdown-search-early"],
+        "formerly_unsolved": new["dapo-countdown-search"],
+        "formerly_unsolved_by_grpo": new["grpo-countdown-search"],
+        "still_solved": _share(solved["pretrain-countdown-search-early"], solved["dapo-countdown-search"], 1.0),
         "each": {name: [statistics.fmean(row) for row in rows] for name, rows in solved.items()},
     }  # fmt: skip
+
+
+def _share(before: list[list[float]], after: list[list[float]], score: float) -> float:
+    """Of the problems with this score before, the share that is solved after, averaged over seeds."""
+    return statistics.fmean(
+        sum(b for a, b in zip(old, new, strict=True) if a == score) / max(1, old.count(score))
+        for old, new in zip(before, after, strict=True)
+    )
 
 
 def query_time_countdown(quick: bool, picture: Path) -> Values:
