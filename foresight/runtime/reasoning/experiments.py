@@ -72,27 +72,25 @@ def sort_64(quick: bool, picture: Path) -> Values:
 
 
 def countdown_models(quick: bool, picture: Path) -> Values:
-    """Greedy accuracy of the models on the same held-out problems; what is solved after rewards and was not before."""
-    seeds = _seeds("grpo-countdown-search")
+    """Greedy accuracy of the models on the same held-out problems; what rewards gain, and what is forgotten."""
+    seeds = _seeds("grpo-countdown-search-early")
     task = make("countdown", **_env("pretrain", "countdown-search"))
     before = {
         "grpo-countdown-steps": "pretrain-countdown-steps",
         "grpo-countdown-search": "pretrain-countdown-search",
-        "dapo-countdown-search": "pretrain-countdown-search-early",
+        "grpo-countdown-search-early": "pretrain-countdown-search-early",
+        "dapo-countdown-search": "pretrain-countdown-search",
     }
-    solved = {name: [_greedy(_policy(name, seed), task, 220) for seed in seeds] for name in (*before.values(), *before)}
+    names = dict.fromkeys((*before.values(), *before))
+    solved = {name: [_greedy(_policy(name, seed), task, 220) for seed in seeds] for name in names}
     accuracy = {name: statistics.fmean(map(statistics.fmean, rows)) for name, rows in solved.items()}
-    new = {name: _share(solved[old], solved[name], 0.0) for name, old in before.items()}
     return {
         "what": "Countdown with 3 numbers, models of our own", "seeds": seeds, "problems": len(task.test),
         "accuracy": accuracy,
         "search_over_steps": accuracy["pretrain-countdown-search"] / max(accuracy["pretrain-countdown-steps"], 1e-9),
-        "grpo_gain_steps": accuracy["grpo-countdown-steps"] - accuracy["pretrain-countdown-steps"],
-        "grpo_gain_search": accuracy["grpo-countdown-search"] - accuracy["pretrain-countdown-search"],
-        "dapo_gain_search": accuracy["dapo-countdown-search"] - accuracy["pretrain-countdown-search-early"],
-        "formerly_unsolved": new["dapo-countdown-search"],
-        "formerly_unsolved_by_grpo": new["grpo-countdown-search"],
-        "still_solved": _share(solved["pretrain-countdown-search-early"], solved["dapo-countdown-search"], 1.0),
+        "gain": {name: accuracy[name] - accuracy[old] for name, old in before.items()},
+        "formerly_unsolved": {name: _share(solved[old], solved[name], 0.0) for name, old in before.items()},
+        "still_solved": {name: _share(solved[old], solved[name], 1.0) for name, old in before.items()},
         "each": {name: [statistics.fmean(row) for row in rows] for name, rows in solved.items()},
     }  # fmt: skip
 
