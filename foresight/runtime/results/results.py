@@ -134,7 +134,9 @@ def _suite_rows(suite: Suite, found: Mapping[str, Any]) -> Iterator[Row]:
             *path, last = wanted.key.split("/")
             within = result
             for key in path:
-                within = within.get(key) or {} if isinstance(within, dict) else within[int(key)]
+                within = within[int(key)] if isinstance(within, list) else within.get(key) or {}
+                if not isinstance(within, dict | list):  # measured before this figure had parts
+                    within = {}
             seeds = result.get("seeds")
             yield _with_verdict(
                 Row(
