@@ -1,7 +1,7 @@
 """GRPO over conversations with a tool: 4 prompts x 8 conversations of two turns, one update per rollout.
 
 Both sides train the same model on `calculator`, after ten updates of imitation: it calls the tool, reads the product,
-and answers. The prompts are the same tokens. Rewards are random numbers, so that every group has a gradient: those of
+and answers. Rewards are random numbers, so that every group has a gradient: those of
 this model would be equal, and such groups are skipped here. Learning rate 1e-5, AdamW, clip 0.2, no KL term, float32
 weights and bfloat16 matrix products where the processor supports them. The first update is warm-up; three are measured.
 `calls` are those of a conversation. The model:

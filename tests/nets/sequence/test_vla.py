@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.errors import UserError
-from foresight.nets.sequence import vla
+from foresight.nets.sequence import grounding, vla
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
 from foresight.nets.sequence.vla import VLA, Shape
 from tests.sabotage import change, drop, sabotaged_by
@@ -235,9 +235,11 @@ def test_a_point_is_a_cell_of_the_picture_row_by_row() -> None:
     assert found[:, 2].round().tolist() == [1, -1, 0]
 
 
-@sabotaged_by("foresight.nets.sequence.vla.Pointer.forward", lambda f: lambda self, q, cells: f(self, q, 0 * cells))
+@sabotaged_by(
+    "foresight.nets.sequence.grounding.Pointer.forward", lambda f: lambda self, q, cells: f(self, q, 0 * cells)
+)
 def test_a_pointer_chooses_among_cells_and_tells_what_is_seen_there() -> None:
-    pointer, generator = vla.Pointer(6, 8, 16), torch.Generator().manual_seed(0)
+    pointer, generator = grounding.Pointer(6, 8, 16), torch.Generator().manual_seed(0)
     cells, query = torch.randn(3, 6, 8, generator=generator), torch.randn(3, 16, generator=generator)
     order = torch.randperm(6, generator=generator)
     torch.nn.init.zeros_(pointer.position)
@@ -274,7 +276,7 @@ def _sees_nothing(original):
     return lambda *args: (original(*args)[0], 0 * original(*args)[1])
 
 
-@sabotaged_by("foresight.nets.sequence.vla.Pointer.forward", _sees_nothing)
+@sabotaged_by("foresight.nets.sequence.grounding.Pointer.forward", _sees_nothing)
 def test_the_words_point_first_and_the_action_depends_on_what_they_find() -> None:
     """Its tokens are in the order of the action's numbers."""
     spaces = {"front": CAMERA, vla.MISSION: TEXT}
@@ -300,10 +302,12 @@ def _asked(net: VLA, obs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.
 
 
 @sabotaged_by("torch.nn.functional.logsigmoid", lambda f: lambda x: x)
-@sabotaged_by("foresight.nets.sequence.vla.Finder.forward", lambda f: lambda self, i, w, s: f(self, i, w, s | True))
+@sabotaged_by(
+    "foresight.nets.sequence.grounding.Finder.forward", lambda f: lambda self, i, w, s: f(self, i, w, s | True)
+)
 def test_what_is_found_fits_every_word() -> None:
     """Four patches: very red, a red ball, very much a ball, neither; the third word is padding."""
-    finder, red, ball = vla.Finder((2, 4, 4), 2, 2), torch.tensor([4.0, 0.0]), torch.tensor([0.0, 4.0])
+    finder, red, ball = grounding.Finder((2, 4, 4), 2, 2), torch.tensor([4.0, 0.0]), torch.tensor([0.0, 4.0])
     patches = torch.tensor([[9.0, -1.0], [1.0, 1.0], [-1.0, 9.0], [-1.0, -1.0]])
     finder.norms = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
     with torch.no_grad():
@@ -331,7 +335,7 @@ def test_what_is_found_fits_every_word() -> None:
 def test_words_learn_what_they_name_from_whose_picture_it_is() -> None:
     """Cross-entropy over distinct instructions, the second of two pictures; actions teach nothing of it."""
     torch.manual_seed(0)
-    finder, words = vla.Finder((3, 4, 4), 2, 8), torch.randn(2, 3, 8)
+    finder, words = grounding.Finder((3, 4, 4), 2, 8), torch.randn(2, 3, 8)
     image, which = torch.rand(3, 3, 4, 4), torch.tensor([0, 1, 1])
     spoken = torch.tensor([[True, True, False], [True, True, True]])
     loss, every = finder.loss(image, words, spoken, which), torch.ones(3, dtype=torch.int64)
