@@ -3,6 +3,7 @@
 python benchmarks/vla_axes.py                    # 200 episodes of each, of every run of `foresight reproduce sequence`
 python benchmarks/vla_axes.py --episodes 50
 python benchmarks/vla_axes.py --only ppo-BabyAI-VLA    # after another training of it; the rest of the file stays
+python benchmarks/vla_axes.py --more             # seeds that the file has and that have no run here stay, too
 
 Seeds of episodes are far from those of training. Actions are drawn, as in training.
 """
@@ -61,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--more", action="store_true", help="keep the seeds of the file that have no run here")
     given = parser.parse_args()
 
     import torch
@@ -80,17 +82,16 @@ def main() -> None:
     seeds: set[int] = set()
     for name in given.only:
         folders = [run for run in sorted(RUNS.glob(f"{name}-?")) if (run / "summary.json").is_file()]
-        rows: dict[str, list[float]] = {axis: [] for axis in AXES}
+        rows: dict[str, dict[str, float]] = known[name]["each_seed"] if given.more and name in known else {}
         for folder in folders:
             agent = runs.load(folder)
-            for axis in AXES:
-                rows[axis].append(success(agent, axis, given.episodes))
+            rows[folder.name[-1]] = {axis: success(agent, axis, given.episodes) for axis in AXES}
             agent.close()
-            seeds.add(int(folder.name[-1]))
-            print(folder.name, {axis: values[-1] for axis, values in rows.items()}, flush=True)
-        if folders:
-            document[name] = {axis: statistics.fmean(values) for axis, values in rows.items()}
-            document[name]["each_seed"] = rows
+            print(folder.name, rows[folder.name[-1]], flush=True)
+        if rows:
+            document[name] = {axis: statistics.fmean(row[axis] for row in rows.values()) for axis in AXES}
+            document[name]["each_seed"] = dict(sorted(rows.items()))
+            seeds |= {int(seed) for seed in rows}
     if not seeds:
         sys.exit("There is no run: foresight reproduce sequence --only vla-BabyAI")
     bench.record(FILE, document | {"seeds": sorted(seeds)}, began)
