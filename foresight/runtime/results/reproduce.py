@@ -55,8 +55,8 @@ def reproduce(
     JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` is a small test
     that everything works; it writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` limits the seeds of
     trained rows. Presets that were trained before, in `runs/reproduce`, are resumed or read, so that an interrupted
-    suite continues. `more` keeps the seeds that a result file has and trains only the others; a row that another chosen
-    row comes after is run as without it. Experiments that are commands write only to the checkout: `out` and `quick`
+    suite continues. `more` keeps the seeds that a result file has and trains only the others; of a row that another
+    chosen row comes after, it keeps those that are not chosen. Experiments that are commands write only to the checkout: `out` and `quick`
     skip them, and `quick` also skips what needs other rows or data. Raises UserError for a name that does not exist.
     """
     rows = chosen(name, only, games)
@@ -90,10 +90,13 @@ def reproduce(
             report(f"  skipped: {reason}")
             continue
         kept: dict[int, dict[str, Any]] = {}
-        if isinstance(row, Trained) and more and not any(row.result in other.after for other in rows):
+        if isinstance(row, Trained) and more:
             kept = stored(row, results / f"{row.result}.json", quick)
+            wanted = set(planned(row, quick, seeds))
+            if any(row.result in other.after for other in rows):  # its runs are needed, not only their figures
+                kept = {seed: value for seed, value in kept.items() if seed not in wanted}
             report(f"  seeds {', '.join(map(str, kept)) or 'none'} kept")
-            if set(planned(row, quick, seeds)) <= set(kept):
+            if wanted <= set(kept):
                 continue
         for needed in row.needs:
             prepare(needed.format(runs=shlex.quote(str(runs))), report)
