@@ -1,4 +1,4 @@
-"""SmolLM2-135M on web pages, page by page: imitation of few or many episodes, then GRPO. results/miniwob-smollm2.json.
+"""SmolLM2-135M on web pages, page by page: imitation of 100 episodes a page, then GRPO. results/miniwob-smollm2.json.
 
 python benchmarks/miniwob_smollm2.py                # the runs of `foresight reproduce agents` that there are
 
@@ -22,9 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "reproduce"
 FILE = ROOT / "results" / "miniwob-smollm2.json"
-NAMES = {
-    "few": "sft-smollm2-miniwob-few", "imitation": "sft-smollm2-miniwob", "grpo": "grpo-smollm2-miniwob",
-}  # fmt: skip
+NAMES = {"imitation": "sft-smollm2-miniwob", "grpo": "grpo-smollm2-miniwob"}
 CONTROLS = {"shuffled": ("ten", True), "held_out": ("held-out", False)}
 Pages = dict[str, float]
 
@@ -66,7 +64,7 @@ def main() -> None:
     began, oracle = time.monotonic(), json.loads((ROOT / "results" / "miniwob.json").read_text())["bounds"]["oracle"]
     oracle = {name.removeprefix("MiniWoB/"): value for name, value in oracle.items()}
     document: dict[str, Any] = {
-        "what": "SmolLM2 on ten pages of MiniWoB++: imitation of 10 or 100 episodes of the oracle a page, and GRPO",
+        "what": "SmolLM2 on ten pages of MiniWoB++: imitation of 100 episodes of the oracle a page, and GRPO",
         "command": shlex.join(["python", "benchmarks/miniwob_smollm2.py", *sys.argv[1:]]),
         "seeds": [given.seed],
         "episodes": given.episodes,
@@ -74,7 +72,7 @@ def main() -> None:
     found: dict[str, Pages] = {}
     for kind, name in NAMES.items():
         if not (RUNS / f"{name}-{given.seed}" / "summary.json").is_file():
-            continue
+            sys.exit("A run is missing: foresight reproduce agents --only grpo-smollm2-miniwob")
         agent = runs.load(RUNS / f"{name}-{given.seed}")
         found[kind] = scores(agent, given.episodes)
         if kind == "grpo":
@@ -83,16 +81,14 @@ def main() -> None:
                 found[control] = scores(agent, given.episodes // 2, shuffled=shuffled)
         agent.close()
         print(kind, found[kind], flush=True)
-    if "few" not in found or "grpo" not in found:
-        sys.exit("A run is missing: foresight reproduce agents --only grpo-smollm2-miniwob")
     for kind, pages in found.items():
         document[kind] = {"pages": pages, "mean": statistics.fmean(pages.values())}
         if kind != "held_out":
             document[kind] |= tiers(pages, oracle)
-    gained = {page: found["grpo"][page] - value for page, value in found["few"].items()}
+    gained = {page: found["grpo"][page] - value for page, value in found["imitation"].items()}
     document |= {
         "gained": gained,
-        "pages_20_points_above_few": sum(value >= 0.2 for value in gained.values()),
+        "pages_20_points_above_imitation": sum(value >= 0.2 for value in gained.values()),
     }
     bench.record(FILE, document, began)
 

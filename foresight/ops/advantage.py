@@ -60,6 +60,18 @@ def batch_scaled(rewards: Tensor, eps: float = 1e-4) -> Tensor:
     return centered / ((centered.square().sum() / (count - 1).clamp(min=1)).sqrt() + eps)
 
 
+def mean_scaled(rewards: Tensor) -> Tensor:
+    """A = (r - mean of the group) / mean of the group, for rewards of at least 0; 0 where the mean is 0.
+
+    Shapes: rewards `[P, G]`; returns `[P, G]`. Where r is 1 or 0 and p the chance of 1, the gradient is that of log p
+    instead of p, to the order G - 1: a rare success weighs 1 / p times as much, so that what helps most prompts does
+    not drown what the others need. Source: MaxRL, Tajwar et al. 2026 (arXiv:2602.02710), theorem 2.
+    """
+    centered, count = _centered(rewards)
+    mean = rewards.nan_to_num(0).sum(1, keepdim=True) / count.clamp(min=1)
+    return torch.where(mean > 0, centered / mean, 0)
+
+
 def leave_one_out(rewards: Tensor) -> Tensor:
     """A = r - mean of the others in the group = n / (n - 1) · (r - mean of the group), n the number scored.
 
@@ -103,9 +115,10 @@ def _centered(rewards: Tensor) -> tuple[Tensor, Tensor]:
     return (filled - mean).masked_fill(~scored | (highest <= lowest), 0), count
 
 
-SCALES = ("group", "batch", "none")  # GRPO's choices
+SCALES = ("group", "batch", "mean", "none")  # GRPO's choices
 
 
 def scaled(rewards: Tensor, scale: str) -> Tensor:
-    """`group_scaled`, `batch_scaled` or `group_centered`, by the name of the scale. Shapes: `[P, G]`."""
-    return {"group": group_scaled, "batch": batch_scaled, "none": group_centered}[scale](rewards)
+    """`group_scaled`, `batch_scaled`, `mean_scaled` or `group_centered`, by the name of the scale. Shapes: `[P, G]`."""
+    by_name = {"group": group_scaled, "batch": batch_scaled, "mean": mean_scaled, "none": group_centered}
+    return by_name[scale](rewards)

@@ -101,6 +101,18 @@ def test_group_advantages_by_definition(seed: int, size: int) -> None:
     close(advantage.group_scaled(3 * rewards - 5, eps=1e-12), scaled_once)
 
 
+@sabotaged_by("foresight.ops.advantage.mean_scaled", flip_sign, scaled(1.1))
+@given(st.floats(0.05, 0.95), st.integers(2, 6))
+def test_rewards_over_their_mean_have_the_gradient_of_the_logarithm(p: float, size: int) -> None:
+    """The expected gradient over all groups is dp · Σ_{k < G} (1 - p)^(k - 1), which tends to dp / p = d log p."""
+    rewards = torch.tensor(list(itertools.product((0.0, 1.0), repeat=size)), dtype=torch.float64)
+    chance = (p * rewards + (1 - p) * (1 - rewards)).prod(1)
+    score = rewards / p - (1 - rewards) / (1 - p)  # of each answer, with respect to p
+    found = (chance * (advantage.mean_scaled(rewards) * score).mean(1)).sum()
+    close(found, torch.tensor(sum((1 - p) ** (k - 1) for k in range(1, size)), dtype=torch.float64))
+    assert (advantage.mean_scaled(torch.zeros(1, size)) == 0).all()
+
+
 @sabotaged_by("foresight.ops.advantage.normalize", drop("mask"), change("x", torch.square))
 @given(SEEDS)
 def test_normalize_sees_only_real_rows(seed: int) -> None:

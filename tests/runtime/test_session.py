@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foresight.algorithms.policy import ppo
 from foresight.planning.generation import rollout
 from foresight.runtime import catalog, run
 from foresight.runtime.monitoring import profile
 from tests import tiny_language
+from tests.planning.generation import test_dialogue
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
@@ -120,7 +122,7 @@ def _slow(rows: Path) -> str:
 @sabotaged_by(
     "foresight.runtime.monitoring.profile.Profile.count", lambda f: lambda self, section, completions, tokens: None
 )
-@sabotaged_by("foresight.runtime.monitoring.profile._size", lambda f: lambda lengths: (f(lengths)[0], lengths.numel()))
+@sabotaged_by("foresight.runtime.monitoring.profile._sampled", lambda f: lambda batch: (12, batch.length.numel()))
 @sabotaged_by("foresight.runtime.monitoring.profile.Profile.add", lambda f: lambda self, section, seconds: None)
 def test_a_language_run_reports_its_tokens_and_its_time(tmp_path: Path) -> None:
     reward = _slow(tmp_path / "rows.jsonl")
@@ -140,6 +142,18 @@ def test_a_language_run_reports_its_tokens_and_its_time(tmp_path: Path) -> None:
         assert sum(shares.values()) == pytest.approx(1) and min(shares[name] for name in profile.LANGUAGE) > 0
         assert shares["grading"] * spent >= 0.05
     assert finished.summary["profile"]["grading"] >= 0.15
+
+
+@sabotaged_by("foresight.runtime.monitoring.profile._sampled", lambda f: lambda batch: (4, int(batch.length.sum())))
+def test_conversations_are_sampled_and_only_the_models_tokens_count() -> None:
+    times, generator = profile.Profile(), torch.Generator().manual_seed(0)
+    with profile.time_language(catalog.module("grpo"), times):
+        found = rollout.sample_groups(test_dialogue.model(), test_dialogue.task(), 2, 2, 4, 1.0, generator)
+    assert times.seconds["sampling"] > 0 and found.batch.own is not None and not found.batch.own.all()
+    assert times.seconds["learning"] == times.seconds["grading"] == 0
+    rates, seconds = times.throughput(), times.total()
+    assert rates["completions_per_second"] == pytest.approx(4 / seconds)
+    assert rates["tokens_per_second"] == pytest.approx(int(found.batch.mask.sum()) / seconds)
 
 
 @sabotaged_by("foresight.runtime.monitoring.profile._update_size", lambda f: lambda *arguments: (0, 0))

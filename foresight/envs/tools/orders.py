@@ -30,18 +30,25 @@ class Orders:
     def __init__(self) -> None:
         self._orders: dict[int, dict[str, Any]] = {}
         self._wanted: dict[int, dict[str, Any]] = {}
-        self._allowed = self._looked_up = False
+        self._deed, self._word = "", ""
+        self._looked_up = False
 
     @staticmethod
-    def questions(size: int = 1_200, seed: int = 0) -> list[dict[str, Any]]:
-        """`size` requests about orders, of which about half are allowed."""
+    def questions(size: int = 1_200, seed: int = 0, rules: bool = True) -> list[dict[str, Any]]:
+        """`size` requests about orders, of which about half are allowed.
+
+        Without `rules`, what the desk should do and report is drawn at random. Demonstrations of that teach the tools
+        alone: which request is allowed is left to rewards.
+        """
         draw = random.Random(seed)
-        return [_request(draw) for _ in range(size)]
+        requests = [_request(draw) for _ in range(size)]
+        return requests if rules else [{**row, "drawn": _drawn(draw)} for row in requests]
 
     def reset(self, row: dict[str, Any]) -> str:
         """The customer's request."""
         self._orders = {row["number"]: copy.deepcopy(row["order"])}
-        self._wanted, self._allowed = _resolved(row)
+        self._deed, self._word = row["drawn"] if "drawn" in row else _due(row)
+        self._wanted = _after(row, self._deed)
         reason = f" because it is {row['reason']}" if row["reason"] else ""
         return f"I am {row['customer']}. {row['wish'].capitalize()} order {row['number']}{reason}."
 
@@ -73,30 +80,20 @@ class Orders:
         0 for a decision about an order that was not looked up: who refuses everything would be right half of the time.
         """
         now = {key: {k: v for k, v in order.items() if k != "notes"} for key, order in self._orders.items()}
-        word = "done" if self._allowed else "refused"
-        reported = re.findall(r"done|refused", answer.lower()) == [word]
+        reported = re.findall(r"done|refused", answer.lower()) == [self._word]
         return float(self._looked_up and now == self._wanted and reported)
 
-    @staticmethod
-    def script(messages: list[dict[str, str]]) -> str:
-        """A demonstration: look the order up, then do what is allowed, then report it."""
-        request = next(m["content"] for m in messages if m["role"] == "user")
-        found = re.match(r"I am (\w+)\. (\w+) order (\d+)(?: because it is (.*))?\.$", request)
-        assert found is not None
-        customer, wish, number, reason = found[1], found[2].lower(), int(found[3]), found[4]
-        results = [m["content"] for m in messages if m["content"].startswith(tool.RESULT)]
+    def script(self, messages: list[dict[str, str]]) -> str:
+        """A demonstration: look the order up, then do what is due, then report it."""
+        (number,) = self._orders
+        results = sum(m["content"].startswith(tool.RESULT) for m in messages)
         if not results:
             return tool.write("find_order", number=number)
-        if len(results) == 2:
-            return "done"
-        facts = re.search(r"owner (\w+), (\w+), (\d+) days, (\w+) sale", results[0])
-        assert facts is not None
-        order = {"owner": facts[1], "state": facts[2], "days": int(facts[3]), "final": facts[4] == "final"}
-        if not allowed(order, customer, wish, reason):
-            return "refused"
-        if wish == "cancel":
+        if results == 2 or self._deed == "refuse":
+            return self._word
+        if self._deed == "cancel":
             return tool.write("cancel_order", number=number)
-        return tool.write("return_order", number=number, reason=reason)
+        return tool.write("return_order", number=number, reason=self._wanted[number]["reason"])
 
 
 def allowed(order: dict[str, Any], customer: str, wish: str, reason: str | None) -> bool:
@@ -122,10 +119,23 @@ def _request(draw: random.Random) -> dict[str, Any]:
     return {"number": draw.randint(10, 99), "order": order, "customer": customer, "wish": wish, "reason": reason}
 
 
-def _resolved(row: dict[str, Any]) -> tuple[dict[int, dict[str, Any]], bool]:
-    """The orders as they should end, and whether the request is allowed."""
+def _drawn(draw: random.Random) -> tuple[str, str]:
+    """What a desk without rules does and reports: each with a share that rewards can raise."""
+    deed = draw.choices(("refuse", "cancel", "return"), (3, 3, 4))[0]
+    return deed, draw.choices(("done", "refused"), (3, 2))[0]
+
+
+def _due(row: dict[str, Any]) -> tuple[str, str]:
+    """What the rules demand that the desk does and reports."""
+    fine = allowed(row["order"], row["customer"], row["wish"], row["reason"])
+    return (row["wish"], "done") if fine else ("refuse", "refused")
+
+
+def _after(row: dict[str, Any], deed: str) -> dict[int, dict[str, Any]]:
+    """The orders after the deed."""
     order = copy.deepcopy(row["order"])
-    fine = allowed(order, row["customer"], row["wish"], row["reason"])
-    if fine:
-        order |= {"state": "canceled"} if row["wish"] == "cancel" else {"state": "returned", "reason": row["reason"]}
-    return {row["number"]: order}, fine
+    if deed == "cancel":
+        order["state"] = "canceled"
+    elif deed == "return":
+        order |= {"state": "returned", "reason": row["reason"] or "none"}
+    return {row["number"]: order}

@@ -170,8 +170,8 @@ class Web:
         shown = browser.shared()
         self._page = shown.run(shown.take(self._row["page"]), browser.LOADING)
         if "other" in self._row:
-            self._utterance = shown.run(shown.begin(self._page, self._row["other"])).utterance
-        self.view = shown.run(shown.begin(self._page, self._row["seed"]))
+            self._utterance = shown.run(shown.begin(self._page, self._row["other"]), browser.LOADING).utterance
+        self.view = shown.run(shown.begin(self._page, self._row["seed"]), browser.LOADING)
 
     def _do(self, action: Action) -> View:
         """The view after an action. A page that fails is closed, and the episode is over."""

@@ -16,8 +16,8 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
-from foresight.planning.generation import dialogue
 from foresight.planning.generation.decoding import Completer, generate
+from foresight.planning.generation.dialogue import Dialogues, converse
 
 ANSWERS = 1024  # prompts in a batch of answers; the sampler decides how many rows it decodes at once
 
@@ -256,7 +256,7 @@ def sample_groups(
         return collected
     examples = draw(task, prompts, generator, progress)
     if task.episode is not None:
-        found = dialogue.converse(policy, task, examples, group, max_new_tokens, temperature, generator)
+        found = converse(policy, task, examples, group, max_new_tokens, temperature, generator)
         return of_dialogues(examples, found)
     repeated = [example for example in examples for _ in range(group)]
     batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
@@ -277,7 +277,7 @@ def draw(task: TextTask, prompts: int, generator: torch.Generator, progress: flo
     return [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
 
 
-def of_dialogues(examples: Sequence[Example], found: dialogue.Dialogues) -> TextRollout:
+def of_dialogues(examples: Sequence[Example], found: Dialogues) -> TextRollout:
     """Finished conversations about examples as a rollout; with several tasks, `outcome/TASK` is each one's."""
     shape = found.batch.length.shape
     measures = {name: torch.tensor(values).view(shape) for name, values in found.parts.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ class Settings:
     def typed(self) -> Settings:
         """The same settings, with files and folders as they were typed."""
         return self._renamed({path: name for name, path in self.paths.items()})
+
+    def placed(self) -> Settings:
+        """Typed settings with files and folders as absolute paths without links."""
+        return self._renamed({name: os.path.realpath(path) for name, path in self.paths.items()})
 
     def relocated(self, run: Path) -> Settings:
         """The same settings, with files and folders where they are now (`paths.relocate`); `run` is the directory."""
@@ -146,9 +151,16 @@ class Settings:
 
 
 def differences(old: Settings, new: Settings) -> list[str]:
-    """Names of the settings and fields that differ. Fields that `old` lacks are newer and are ignored."""
-    old, new = old.typed(), new.typed()
+    """Names of the settings and fields that differ. Fields that `old` lacks are newer and are ignored.
+
+    Files and folders are the same if they were typed alike, or if both names lead to the same place.
+    """
+    pairs = (old.typed(), new.typed()), (old.typed().placed(), new.typed().placed())
     changed = [
-        name for name in ("algorithm", "env", "env_options", "episodes") if getattr(old, name) != getattr(new, name)
+        name
+        for name in ("algorithm", "env", "env_options", "episodes")
+        if all(getattr(before, name) != getattr(now, name) for before, now in pairs)
     ]
-    return changed + [name for name, value in old.config.items() if new.config.get(name) != value]
+    return changed + [
+        name for name in old.config if all(before.config[name] != now.config.get(name) for before, now in pairs)
+    ]

@@ -1,7 +1,8 @@
 """Where the time of a run goes: environment, inference (the rest of acting), learning, waiting.
 
 Tabular runs have two sections: learning, and loop (acting, the environment and, in a compiled loop, also learning).
-Text runs have sampling, grading, learning, and other, which is the rest: reading data, preparing batches.
+Text runs have sampling, grading, learning, and other, which is the rest: reading data, preparing batches. The sampling
+of conversations includes what their environments take to answer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from foresight.data.text import TokenBatch
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Feedback
 from foresight.runtime import legacy
@@ -177,10 +179,16 @@ def time_language(module: object, profile: Profile) -> Iterator[None]:
         profile.add(section, 0.0)
     with ExitStack() as stack:
         stack.enter_context(timed(module, "update", "learning", profile, _update_size))
-        stack.enter_context(timed(rollout, "complete", "sampling", profile, lambda batch, *_: _size(batch.length)))
+        stack.enter_context(timed(rollout, "complete", "sampling", profile, lambda batch, *_: _sampled(batch)))
+        stack.enter_context(timed(rollout, "converse", "sampling", profile, lambda found, *_: _sampled(found.batch)))
         stack.enter_context(timed(TextTask, "reward", "grading", profile))
         stack.enter_context(timed(module, "score", "grading", profile))
         yield
+
+
+def _sampled(batch: TokenBatch) -> tuple[int, int]:
+    """Its completions, and their tokens without those of an environment."""
+    return batch.length.numel(), int(batch.mask.sum())
 
 
 def _update_size(_: object, state: object, batch: object, lengths: object = None, *__: object) -> tuple[int, int]:

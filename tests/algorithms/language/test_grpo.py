@@ -164,16 +164,24 @@ def _scaled_by_group(original):
 
 
 @sabotaged_by("foresight.ops.advantage.batch_scaled", _scaled_by_group)
-def test_rewards_are_scaled_by_the_batch_or_not_at_all():
+@sabotaged_by("foresight.ops.advantage.mean_scaled", _scaled_by_group)
+def test_rewards_are_scaled_by_the_batch_their_mean_or_not_at_all():
     """The gradient is that of hand-made advantages, handed in as rewards that are not scaled any more."""
-    for scale in ("batch", "none"):
+    for scale in ("batch", "mean", "none"):
         state, batch, rewards = _rollout(scale=scale)
         plain = grpo.build(_config(scale="none"))
         centered = rewards - rewards.mean(1, keepdim=True)
         deviation = (centered.square().sum() / 15).sqrt() + 1e-4
-        expected = centered / deviation if scale == "batch" else centered
+        by_mean = centered / rewards.mean(1, keepdim=True)
+        expected = {"batch": centered / deviation, "mean": by_mean, "none": centered}[scale]
         for mine, theirs in zip(_gradient(state, batch, rewards), _gradient(plain, batch, expected), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_rewards_below_zero_are_not_scaled_by_their_mean():
+    state, batch, rewards = _rollout(scale="mean")
+    with pytest.raises(UserError, match="at least 0"):
+        grpo.update(state, batch, rewards - 10)
 
 
 @sabotaged_by("foresight.ops.kl.k2", scaled(0.5))

@@ -122,6 +122,24 @@ def test_the_desk_grades_the_end_state_and_not_the_words() -> None:
     assert blind.parts()["outcome"] == 0  # it was not looked up
 
 
+def test_demonstrations_without_rules_use_the_tools_and_tell_no_rule() -> None:
+    task = make_env("orders", "text", size=600, rules=False)
+    last = [row["messages"][-1]["content"] for row in make.demonstrations(task, 500)]
+    assert 0.5 < last.count("done") / 500 < 0.7 and last.count("done") + last.count("refused") == 500
+    ruled = make_env("orders", "text", size=600)
+    assert [one.prompt for one in ruled.train] == [one.prompt for one in task.train]
+    right = 0
+    for mine, theirs in zip(task.train, ruled.train, strict=True):
+        episode, row = ruled.episode(theirs), mine.columns["row"]
+        made = orders.Orders()
+        made.reset(row)
+        messages = [*episode.messages()]
+        while (reply := episode.turn(text := made.script(messages))).message is not None:
+            messages += [{"role": "assistant", "content": text}, reply.message]
+        right += episode.parts()["outcome"]
+    assert right / len(ruled.train) < 0.25  # by luck: it acts and reports at random
+
+
 def test_episodes_of_one_question_do_not_share_a_database() -> None:
     task = make_env("orders", "text", size=200)
     first, second = task.episode(task.train[0]), task.episode(task.train[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.language import lora, pretrained
 from foresight.runtime import episodes, run
-from foresight.runtime.config import paths, resolve
+from foresight.runtime.config import paths, resolve, settings
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by
 
@@ -226,3 +227,16 @@ def test_an_adapter_names_its_base_as_others_find_it(tmp_path, monkeypatch):
     shutil.rmtree(folder)
     with pytest.raises(UserError, match="does not exist: write"):
         pretrained.load(str(lost))
+
+
+@sabotaged_by("foresight.runtime.config.settings.Settings.placed", lambda original: lambda self: self)
+def test_a_file_by_another_name_is_no_other_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = settings.Settings.read(_trained(tmp_path, monkeypatch).path)
+    (tmp_path / "linked").symlink_to("model")
+    shutil.copytree(tmp_path / "model", tmp_path / "copied")
+    found = {}
+    for model in ("model", "linked", str(tmp_path / "model"), "copied"):
+        new = dataclasses.replace(old.typed(), config={**old.typed().config, "model": model}, paths={
+            **old.paths, model: str(tmp_path / model)})  # fmt: skip
+        found[model] = settings.differences(old, new)
+    assert found == {"model": [], "linked": [], str(tmp_path / "model"): [], "copied": ["model"]}
