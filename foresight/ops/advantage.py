@@ -65,7 +65,7 @@ def mean_scaled(rewards: Tensor) -> Tensor:
 
     Shapes: rewards `[P, G]`; returns `[P, G]`. Where r is 1 or 0 and p the chance of 1, the gradient is that of log p
     instead of p, to the order G - 1: a rare success weighs 1 / p times as much, so that what helps most prompts does
-    not drown what the others need. Source: MaxRL, Tajwar et al. 2026 (arXiv:2602.02710), theorem 2.
+    not drown what the others need. Source: MaxRL, Tajwar et al. 2026 (arXiv:2602.02710), algorithm 1.
     """
     centered, count = _centered(rewards)
     mean = rewards.nan_to_num(0).sum(1, keepdim=True) / count.clamp(min=1)

@@ -56,8 +56,9 @@ def reproduce(
     that everything works; it writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` limits the seeds of
     trained rows. Presets that were trained before, in `runs/reproduce`, are resumed or read, so that an interrupted
     suite continues. `more` keeps the seeds that a result file has and trains only the others; of a row that another
-    chosen row comes after, it keeps those that are not chosen. Experiments that are commands write only to the checkout: `out` and `quick`
-    skip them, and `quick` also skips what needs other rows or data. Raises UserError for a name that does not exist.
+    chosen row comes after, it keeps those that are not chosen. Experiments that are commands write only to the
+    checkout: `out` and `quick` skip them, and `quick` also skips what needs other rows or data.
+    Raises UserError for a name that does not exist.
     """
     rows = chosen(name, only, games)
     if more and missing:
