@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from foresight.errors import UserError
+
 
 def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
     """Zero mean and unit standard deviation over all unmasked entries: (x - mean) / (std + eps).
@@ -66,7 +68,10 @@ def mean_scaled(rewards: Tensor) -> Tensor:
     Shapes: rewards `[P, G]`; returns `[P, G]`. Where r is 1 or 0 and p the chance of 1, the gradient is that of log p
     instead of p, to the order G - 1: a rare success weighs 1 / p times as much, so that what helps most prompts does
     not drown what the others need. Source: MaxRL, Tajwar et al. 2026 (arXiv:2602.02710), algorithm 1.
+    Raises UserError for a reward below 0.
     """
+    if bool((rewards < 0).any()):
+        raise UserError("Rewards are divided by their mean only if they are at least 0. Set --scale group")
     centered, count = _centered(rewards)
     mean = rewards.nan_to_num(0).sum(1, keepdim=True) / count.clamp(min=1)
     return torch.where(mean > 0, centered / mean, 0)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import TextTask
-from foresight.errors import UserError, unknown
+from foresight.errors import unknown
 from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.advantage import SCALES, scaled
@@ -152,8 +152,6 @@ def loss(
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
-    if config.scale == "mean" and bool((rewards < 0).any()):
-        raise UserError("Rewards are divided by their mean only if they are at least 0. Set --scale group")
     advantage = scaled(rewards, config.scale)
     scored = batch.scored(rewards, config.mask_truncated)
     weights = per_sequence
