@@ -1,6 +1,6 @@
 """SmolLM2-135M on web pages, page by page: imitation of 100 episodes a page, then GRPO. results/miniwob-smollm2.json.
 
-python benchmarks/miniwob_smollm2.py                # the runs of `foresight reproduce agents` that there are
+python benchmarks/miniwob_smollm2.py                # the runs of `foresight reproduce agents`
 
 Every run is evaluated on the same held-out episodes of ten pages of MiniWoB++, six of one click and four of two to five
 steps, greedily. Scores are raw rewards, at least 0; those of a tier are shares of the oracle's (results/miniwob.json).

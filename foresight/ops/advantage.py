@@ -72,9 +72,8 @@ def mean_scaled(rewards: Tensor) -> Tensor:
     """
     if bool((rewards < 0).any()):
         raise UserError("Rewards are divided by their mean only if they are at least 0. Set --scale group")
-    centered, count = _centered(rewards)
-    mean = rewards.nan_to_num(0).sum(1, keepdim=True) / count.clamp(min=1)
-    return torch.where(mean > 0, centered / mean, 0)
+    mean = rewards.nanmean(1, keepdim=True)
+    return torch.where(mean > 0, _centered(rewards)[0] / mean, 0)
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:

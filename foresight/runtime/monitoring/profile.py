@@ -194,11 +194,7 @@ def _sampled(batch: TokenBatch) -> tuple[int, int]:
 def _update_size(_: object, state: object, batch: object, lengths: object = None, *__: object) -> tuple[int, int]:
     """The size of the batch of an `update`: a TokenBatch or, in `pretrain`, texts and their lengths."""
     known = getattr(batch, "length", lengths)
-    return _size(known) if isinstance(known, Tensor) else (0, 0)
-
-
-def _size(lengths: Tensor) -> tuple[int, int]:
-    return lengths.numel(), int(lengths.sum())
+    return (known.numel(), int(known.sum())) if isinstance(known, Tensor) else (0, 0)
 
 
 def time_steps(
