@@ -122,8 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--staleness", type=int, default=4)
-    parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--updates", type=int, default=400)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
     given = parser.parse_args()
 
     import torch

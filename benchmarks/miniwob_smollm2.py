@@ -1,9 +1,10 @@
-"""SmolLM2-135M on web pages, page by page: imitation of 100 episodes a page, then GRPO. results/miniwob-smollm2.json.
+"""SmolLM2-135M on web pages, page by page: imitation of 13 episodes a page, then GRPO. results/miniwob-smollm2.json.
 
 python benchmarks/miniwob_smollm2.py                # the runs of `foresight reproduce agents`
 
 Every run is evaluated on the same held-out episodes of ten pages of MiniWoB++, six of one click and four of two to five
-steps, greedily. Scores are raw rewards, at least 0; those of a tier are shares of the oracle's (results/miniwob.json).
+steps, greedily. `imitation_100` is imitation of 100 episodes a page, without GRPO. Scores are raw rewards, at least 0;
+those of a tier are shares of the oracle's (results/miniwob.json).
 Controls of the model after GRPO: tasks whose words are those of another episode, and four pages not trained on.
 """
 
@@ -22,7 +23,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "reproduce"
 FILE = ROOT / "results" / "miniwob-smollm2.json"
-NAMES = {"imitation": "sft-smollm2-miniwob", "grpo": "grpo-smollm2-miniwob"}
+NAMES = {
+    "imitation": "sft-smollm2-miniwob-few", "grpo": "grpo-smollm2-miniwob", "imitation_100": "sft-smollm2-miniwob"
+}  # fmt: skip
 CONTROLS = {"shuffled": ("ten", True), "held_out": ("held-out", False)}
 Pages = dict[str, float]
 
@@ -64,7 +67,7 @@ def main() -> None:
     began, oracle = time.monotonic(), json.loads((ROOT / "results" / "miniwob.json").read_text())["bounds"]["oracle"]
     oracle = {name.removeprefix("MiniWoB/"): value for name, value in oracle.items()}
     document: dict[str, Any] = {
-        "what": "SmolLM2 on ten pages of MiniWoB++: imitation of 100 episodes of the oracle a page, and GRPO",
+        "what": "SmolLM2 on ten pages of MiniWoB++: imitation of 13 episodes of the oracle a page, then GRPO",
         "command": shlex.join(["python", "benchmarks/miniwob_smollm2.py", *sys.argv[1:]]),
         "seeds": [given.seed],
         "episodes": given.episodes,
@@ -72,7 +75,7 @@ def main() -> None:
     found: dict[str, Pages] = {}
     for kind, name in NAMES.items():
         if not (RUNS / f"{name}-{given.seed}" / "summary.json").is_file():
-            sys.exit("A run is missing: foresight reproduce agents --only grpo-smollm2-miniwob")
+            sys.exit("A run is missing: foresight reproduce agents --only miniwob-smollm2")
         agent = runs.load(RUNS / f"{name}-{given.seed}")
         found[kind] = scores(agent, given.episodes)
         if kind == "grpo":

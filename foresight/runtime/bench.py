@@ -23,6 +23,7 @@ from foresight.errors import UserError, unknown
 
 PACKAGES = ("foresight", "torch", "numpy", "scipy", "gymnasium", "envpool", "transformers")
 MARK = "foresight-bench-result "
+VARIABLES = "FORESIGHT_BENCH_"  # how the names of variables begin that change a benchmark
 LIMIT = 3600.0  # seconds for one side of one round before it counts as hanging
 
 # The child process runs one side of a benchmark file and prints its result on the last line.
@@ -254,5 +255,7 @@ def _canonical(name: str) -> str:
 
 
 def _command(name: str, against: str | None, rounds: int) -> str:
+    """What to type, with the variables that change a benchmark."""
+    found = [f"{key}={shlex.quote(value)} " for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)]
     parts = ["foresight", "bench", name, *(["--against", against] if against else []), "--rounds", str(rounds)]
-    return shlex.join(parts)
+    return "".join(found) + shlex.join(parts)

@@ -197,9 +197,9 @@ def test_limits_without_room_for_an_answer_are_refused() -> None:
 
 
 def test_the_whole_is_one_batch_of_a_model() -> None:
-    from tests.planning.generation import test_dialogue
+    from tests import tiny_conversations
 
-    policy = test_dialogue.model()
+    policy = tiny_conversations.model()
     one = team.Team("go", budget=40, depth=0)
     found = team.run(policy, one, 2, 6, 1.0)
     assert found["tokens"] == found["root"]["tokens"] <= 40 and found["root"]["version"] == ""

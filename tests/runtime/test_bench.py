@@ -82,9 +82,11 @@ def test_a_missed_target_is_reported(checkout: Path) -> None:
     assert bench.run("counting", against="numpy", rounds=1, directory=checkout)["met"] is False  # 100 to 100
 
 
-def test_without_a_peer_there_is_no_ratio(checkout: Path) -> None:
+def test_without_a_peer_there_is_no_ratio(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESIGHT_BENCH_MINUTES", "6")
     result = bench.run("lonely", rounds=1, directory=checkout)
     assert result["ours"]["rate"] == 1.0 and result["ours"]["seconds"] >= 0 and "ratio" not in result
+    assert result["command"] == "FORESIGHT_BENCH_MINUTES=6 foresight bench lonely --rounds 1"
 
 
 def test_mistakes_are_sentences(checkout: Path) -> None:

@@ -13,8 +13,7 @@ from foresight.algorithms.policy import ppo
 from foresight.planning.generation import rollout
 from foresight.runtime import catalog, run
 from foresight.runtime.monitoring import profile
-from tests import tiny_language
-from tests.planning.generation import test_dialogue
+from tests import tiny_conversations, tiny_language
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
@@ -148,7 +147,7 @@ def test_a_language_run_reports_its_tokens_and_its_time(tmp_path: Path) -> None:
 def test_conversations_are_sampled_and_only_the_models_tokens_count() -> None:
     times, generator = profile.Profile(), torch.Generator().manual_seed(0)
     with profile.time_language(catalog.module("grpo"), times):
-        found = rollout.sample_groups(test_dialogue.model(), test_dialogue.task(), 2, 2, 4, 1.0, generator)
+        found = rollout.sample_groups(tiny_conversations.model(), tiny_conversations.task(), 2, 2, 4, 1.0, generator)
     assert times.seconds["sampling"] > 0 and found.batch.own is not None and not found.batch.own.all()
     assert times.seconds["learning"] == times.seconds["grading"] == 0
     rates, seconds = times.throughput(), times.total()

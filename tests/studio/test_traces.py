@@ -18,7 +18,7 @@ from foresight.studio import app, samples
 from foresight.studio.runs import identity
 from tests.agents.test_team import SECRETS, halves, play
 from tests.envs.tools.test_delegation import converse, task
-from tests.planning.generation.test_dialogue import model
+from tests.tiny_conversations import model
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 

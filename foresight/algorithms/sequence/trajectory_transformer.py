@@ -12,9 +12,11 @@ What is kept: quantile or uniform bins, one vocabulary and one output layer per 
 actions sampled from the likeliest tokens that have 0.6 of the probability together, the likeliest observations, the
 means of rewards and returns, a plan at every step.
 
-Differences: smaller networks; the return to go is predicted from the token of the reward and is not a token that is
-read (in the authors' code it is read, and masked in attention, but what follows directly still sees it); a bin stands
-for the mean of its data, not for its middle; keys and values are cached; left out: the penalty of terminations.
+Differences: smaller networks; rotary instead of learned positions, and first embeddings that are alike for numbers near
+each other, with which a small network learns sooner what actions do; the return to go is predicted from the token of
+the reward and is not a token that is read (in the authors' code it is read, and masked in attention, but what follows
+directly still sees it); a bin stands for the mean of its data, not for its middle; keys and values are cached; left
+out: the penalty of terminations.
 """
 
 from __future__ import annotations
@@ -107,9 +109,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         net = TrajectoryTransformer(
-            spaces.obs, spaces.action, config.bins, config.dim, config.layers, config.heads, config.dropout,
-            config.window,
-        ).to(device)  # fmt: skip
+            spaces.obs, spaces.action, config.bins, config.dim, config.layers, config.heads, config.dropout
+        ).to(device)
     matrices = [
         p for name, p in net.named_parameters() if p.ndim > 1 and "embed" not in name and "position" not in name
     ]

@@ -122,6 +122,7 @@ SCRIPT = """
       Math.seedrandom(seed);
       if (core.cover_div === null) core.startEpisode();
       core.startEpisodeReal();
+      clearInterval(core.CD_TIMER);  // counts down on the page: hundreds of pages that redraw take a core's fifth
       if (document.activeElement) document.activeElement.blur();
       return look(most, longest);
     },

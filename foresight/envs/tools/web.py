@@ -66,14 +66,18 @@ def check(view: View, action: Action) -> None:
 
 
 def listing(view: View) -> str:
-    """The elements as a model reads them, one a line: `[2] text "Name" = "Bob"`."""
+    """The elements as a model reads them, one a line, the number last: `text "Name" = "Bob" [2]`.
+
+    What follows a name is easier to copy than what precedes it: transformers have heads for that (induction heads).
+    """
     return tool.escaped("\n".join(_line(number, one) for number, one in enumerate(view.elements, 1)) or "(nothing)")
 
 
 def _line(number: int, one: Element) -> str:
     name = f' "{one.name}"' if one.name else ""
     value = f' = "{one.value}"' if one.value else ""
-    return f"[{number}] {one.kind}{name}{value}{' (chosen)' if one.chosen else ''}{' (focus)' if one.focused else ''}"
+    state = f"{' (chosen)' if one.chosen else ''}{' (focus)' if one.focused else ''}"
+    return f"{one.kind}{name}{value}{state} [{number}]"
 
 
 def pages(names: str) -> tuple[str, ...]:

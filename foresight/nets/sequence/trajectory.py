@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from foresight.errors import UserError
 from foresight.nets.sequence.transformer import Cache, Transformer, TransformerConfig
 
+WAVES = 16  # cosines over the bins of which the first embeddings are made
+
 
 class Bins(nn.Module):
     """Numbers of `columns` kinds as one of N = `bins` tokens each.
@@ -106,7 +108,6 @@ class TrajectoryTransformer(nn.Module):
         layers: int,
         heads: int,
         dropout: float,
-        steps: int,
     ) -> None:
         super().__init__()
         self.obs_space, self.action_space = obs, action
@@ -119,13 +120,14 @@ class TrajectoryTransformer(nn.Module):
             raise UserError(f"bins must be at least {most}, as there are {most} choices, not {bins}.")
         self.bins = Bins(self.inputs + 1, bins)
         self.embed = nn.Embedding(self.inputs * bins, dim)
-        nn.init.normal_(self.embed.weight, std=0.02)
+        self.embed.weight.data.copy_(0.02 * _smooth(self.inputs, bins, dim).flatten(0, 1))
         shape = TransformerConfig(
-            layers=layers, dim=dim, heads=heads, positions="learned", max_length=steps * self.inputs, norm="layer",
-            activation="gelu", bias=True, dropout=dropout,
+            layers=layers, dim=dim, heads=heads, positions="rope", norm="layer", activation="gelu", bias=True,
+            dropout=dropout,
         )  # fmt: skip
         self.transformer = Transformer(shape)
-        self.heads = nn.Parameter(0.02 * torch.randn(self.inputs, dim, bins))  # head i predicts what follows token i
+        # Head i predicts what follows token i.
+        self.heads = nn.Parameter(0.02 * _smooth(self.inputs, bins, dim).transpose(1, 2).contiguous())
         self.value_head = nn.Linear(dim, bins)
 
     def row(self, obs: Tensor, action: Tensor, reward: Tensor) -> Tensor:
@@ -190,3 +192,12 @@ def _numbers(space: gs.Space[Any]) -> tuple[int, int]:
     if isinstance(space, gs.Box) and len(space.shape) == 1:
         return int(space.shape[0]), 0
     raise UserError(f"The Trajectory Transformer needs spaces Discrete or Box with one dim, not {space}.")
+
+
+def _smooth(columns: int, bins: int, dim: int) -> Tensor:
+    """Random vectors `[columns, bins, dim]` of variance 1 that are alike for bins that are near each other.
+
+    So what is learned of a number holds for its neighbors from the start; embeddings drawn bin by bin learn it slowly.
+    """
+    wave = torch.arange(min(WAVES, bins)) * torch.pi * (torch.arange(bins)[:, None] + 0.5) / bins
+    return wave.cos() @ torch.randn(columns, wave.shape[1], dim) * (2 / wave.shape[1]) ** 0.5

@@ -55,6 +55,16 @@ def test_bins_have_equally_many_data_or_equal_widths() -> None:
     assert bins.expected(torch.tensor([[0.0, -99, -99, 0]]), 0).item() == pytest.approx(50.5)
 
 
+@sabotaged_by("foresight.nets.sequence.trajectory._smooth", lambda real: lambda *shape: torch.randn(shape))
+def test_tokens_of_near_numbers_begin_alike() -> None:
+    """And of far ones they do not: the correlation of embeddings, over numbers that are so far from each other."""
+    net = tt.build(dataclasses.replace(CONFIG, bins=100, dim=64), BOX).net
+    for rows in (net.embed.weight.view(net.inputs, 100, 64)[0], net.heads[0].t()):
+        alike = torch.corrcoef(rows.detach())
+        assert alike.diagonal(1).mean() > 0.9 and alike.diagonal(30).mean() < 0.3
+        assert 0.01 < rows.std() < 0.04
+
+
 def _value_for_reward(tokens):
     return torch.cat([tokens[..., :-2], tokens[..., -1:], tokens[..., -1:]], -1)
 

@@ -14,8 +14,8 @@ from foresight.envs.tools.make import demonstrations
 from foresight.errors import UserError
 from foresight.planning.generation import decoding, dialogue
 from foresight.planning.generation.dialogue import Dialogue
-from tests.planning.generation.test_dialogue import Concurrent, model
 from tests.sabotage import sabotaged_by
+from tests.tiny_conversations import Concurrent, model
 
 
 class Splitting(Delegation):

@@ -23,8 +23,8 @@ from foresight.planning.generation.asynchronous import Window
 from foresight.planning.generation.rollout import sample_groups
 from foresight.training.options import build_config
 from tests import tiny_language
-from tests.planning.generation.test_dialogue import conversational, task
 from tests.sabotage import sabotaged_by
+from tests.tiny_conversations import conversational, task
 
 
 def simulated(staleness: int, prompts: int = 4, updates: int = 300, seed: int = 0) -> tuple[list[int], list[int], int]:

@@ -16,54 +16,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import decoding, dialogue, rollout
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + '<eos>' }}{% endfor %}"
-    "{% if add_generation_prompt %}a {% endif %}"
-)
-
-
-class Echo:
-    """Answers every turn but the last with a digit; rewards vowels in the turns."""
-
-    def __init__(self, question: str, turns: int) -> None:
-        self.question, self.left, self.texts = question, turns, list[str]()
-
-    def messages(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self.question}]
-
-    def turn(self, text: str) -> Reply:
-        self.texts.append(text)
-        self.left -= 1
-        return Reply({"role": "user", "content": str(self.left)} if self.left else None)
-
-    def parts(self) -> dict[str, float]:
-        letters = "".join(self.texts)
-        return {"outcome": sum(letters.count(vowel) for vowel in "aeiou") / max(len(letters), 1)}
-
-
-def model(seed: int = 0) -> LanguageModel:
-    return conversational(tiny_language.model(seed))
-
-
-def conversational(policy: LanguageModel) -> LanguageModel:
-    """With a template; digits end a turn too, because a random model hardly samples its end token."""
-    policy.tokenizer.chat_template = TEMPLATE
-    policy.stop_ids = sorted({*policy.stop_ids, *policy.tokenizer.convert_tokens_to_ids(list("0123456789"))})
-    return policy
-
-
-def task(turns: int = 3, most: int = 9) -> TextTask:
-    questions = [Example(f"{i}") for i in range(10)]
-    return TextTask(
-        "echo",
-        questions,
-        questions,
-        None,
-        metric="outcome",
-        episode=lambda one: Echo(str(one.prompt), turns),
-        turns=most,
-    )
+from tests.tiny_conversations import Concurrent, conversational, model, task
 
 
 def converse(policy: LanguageModel, what: TextTask, group: int = 2, tokens: int = 4, temperature: float = 1.0) -> Any:
@@ -204,23 +157,6 @@ def test_overlapping_conversations_are_those_of_rounds(way: str, monkeypatch: py
     assert torch.equal(found.batch.completion, rounds.batch.completion)
     assert torch.equal(found.batch.own, rounds.batch.own)
     assert torch.allclose(found.batch.logprob, rounds.batch.logprob, atol=1e-4)
-
-
-class Concurrent:
-    """Samples as a server does: from several threads."""
-
-    concurrent = True
-
-    def __init__(self, policy: LanguageModel) -> None:
-        self.policy, self.lock = policy, threading.Lock()
-
-    def deliver(self) -> None:
-        pass
-
-    def __call__(self, prompts: Any, *settings: Any, **options: Any) -> Any:
-        assert len(prompts) == 1
-        with self.lock:
-            return decoding.generate(self.policy, prompts, *settings, **options)
 
 
 class Patient:
