@@ -22,40 +22,28 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests import tiny_conversations  # noqa: E402
+
 FILE = ROOT / "results" / "async-rollouts.json"
 FAST, SLOW, SHARE, TURNS = 0.06, 0.6, 0.15, 2
 PROMPTS, GROUP, TOKENS, LAST = 4, 4, 12, 20
 CHARACTERS = ["<eos>", *"0123456789+=? abcdefghijklmnopqrstuvwxyzW"]
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + '<eos>' }}{% endfor %}"
-    "{% if add_generation_prompt %}a {% endif %}"
-)
 
 
 class Waits:
-    """Answers a digit after a while; the outcome is the share of vowels."""
+    """An episode that answers each turn after a while."""
 
     slow = True
 
-    def __init__(self, question: str, seconds: float) -> None:
-        self.question, self.seconds, self.texts = question, seconds, list[str]()
-
-    def messages(self) -> list[dict[str, str]]:
-        """The question."""
-        return [{"role": "user", "content": self.question}]
+    def __init__(self, episode: tiny_conversations.Echo, seconds: float) -> None:
+        self.episode, self.seconds = episode, seconds
+        self.messages, self.parts = episode.messages, episode.parts
 
     def turn(self, text: str) -> Any:
-        """Wait, then answer; the last turn ends the episode."""
-        from foresight.envs.tools.episode import Reply
-
-        self.texts.append(text)
+        """Wait, then answer."""
         time.sleep(self.seconds)
-        return Reply({"role": "user", "content": "1"} if len(self.texts) < TURNS else None)
-
-    def parts(self) -> dict[str, float]:
-        """The share of vowels."""
-        letters = "".join(self.texts)
-        return {"outcome": sum(map(letters.count, "aeiou")) / max(len(letters), 1)}
+        return self.episode.turn(text)
 
 
 def tiny(folder: Path, seed: int) -> str:
@@ -75,7 +63,6 @@ def tiny(folder: Path, seed: int) -> str:
     table.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     table.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=table, eos_token="<eos>", pad_token="<eos>")
-    tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     return str(folder)
 
@@ -91,7 +78,7 @@ def trained(model: str, seed: int, staleness: int | None, updates: int, learning
     questions = [Example(f"{i}") for i in range(100)]
 
     def begin(example: Example) -> Waits:
-        return Waits(str(example.prompt), SLOW if draw.random() < SHARE else FAST)
+        return Waits(tiny_conversations.Echo(str(example.prompt), TURNS), SLOW if draw.random() < SHARE else FAST)
 
     task = TextTask("waits", questions, questions, None, metric="outcome", episode=begin, turns=TURNS)
     config = build_config(
@@ -99,8 +86,7 @@ def trained(model: str, seed: int, staleness: int | None, updates: int, learning
         learning_rate=learning_rate, precision="float32",
     )  # fmt: skip
     state = grpo.build(config)
-    digits = state.policy.tokenizer.convert_tokens_to_ids(list("0123456789"))
-    state.policy.stop_ids = sorted({*state.policy.stop_ids, *digits})  # a random model hardly samples its end token
+    tiny_conversations.conversational(state.policy)
     if staleness is not None:
         asynchronous.attach(state, task, staleness)
     began, rows = time.monotonic(), [metrics for _, metrics, _ in grpo.train(config, task, state)]

@@ -13,10 +13,9 @@ actions sampled from the likeliest tokens that have 0.6 of the probability toget
 means of rewards and returns, a plan at every step.
 
 Differences: smaller networks; rotary instead of learned positions, and first embeddings that are alike for numbers near
-each other, with which a small network learns sooner what actions do; the return to go is predicted from the token of
-the reward and is not a token that is read (in the authors' code it is read, and masked in attention, but what follows
-directly still sees it); a bin stands for the mean of its data, not for its middle; keys and values are cached; left
-out: the penalty of terminations.
+each other; the return to go is predicted from the token of the reward and is not a token that is read (in the authors'
+code it is read, and masked in attention, but what follows directly still sees it); a bin stands for the mean of its
+data, not for its middle; keys and values are cached; left out: the penalty of terminations.
 """
 
 from __future__ import annotations

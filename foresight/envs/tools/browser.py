@@ -122,7 +122,7 @@ SCRIPT = """
       Math.seedrandom(seed);
       if (core.cover_div === null) core.startEpisode();
       core.startEpisodeReal();
-      clearInterval(core.CD_TIMER);  // counts down on the page: hundreds of pages that redraw take a core's fifth
+      clearInterval(core.CD_TIMER);  // it is only drawn, and every page draws it each second
       if (document.activeElement) document.activeElement.blur();
       return look(most, longest);
     },
