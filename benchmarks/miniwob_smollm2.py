@@ -1,6 +1,7 @@
-"""SmolLM2-135M on web pages, page by page: imitation of 13 episodes a page, then GRPO. results/miniwob-smollm2.json.
+"""SmolLM2-135M on ten web pages: imitation of 13 episodes a page, then GRPO or PPO. results/miniwob-smollm2.json.
 
 python benchmarks/miniwob_smollm2.py                # the runs of `foresight reproduce agents`
+python benchmarks/miniwob_smollm2.py --only ppo     # evaluate one of them; the other figures stay
 
 Every run is evaluated on the same held-out episodes of ten pages of MiniWoB++, six of one click and four of two to five
 steps, greedily. `imitation_100` is imitation of 100 episodes a page, without GRPO. Scores are raw rewards, at least 0;
@@ -24,8 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "reproduce"
 FILE = ROOT / "results" / "miniwob-smollm2.json"
 NAMES = {
-    "imitation": "sft-smollm2-miniwob-few", "grpo": "grpo-smollm2-miniwob", "imitation_100": "sft-smollm2-miniwob"
-}  # fmt: skip
+    "imitation": "sft-smollm2-miniwob-few",
+    "grpo": "grpo-smollm2-miniwob",
+    "ppo": "rlhf_ppo-smollm2-miniwob",
+    "imitation_100": "sft-smollm2-miniwob",
+}
 CONTROLS = {"shuffled": ("ten", True), "held_out": ("held-out", False)}
 Pages = dict[str, float]
 
@@ -56,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=200, help="of each evaluation, at most 200")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), help="evaluate only these")
     given = parser.parse_args()
 
     import torch
@@ -66,14 +71,16 @@ def main() -> None:
     torch.set_num_threads(1)
     began, oracle = time.monotonic(), json.loads((ROOT / "results" / "miniwob.json").read_text())["bounds"]["oracle"]
     oracle = {name.removeprefix("MiniWoB/"): value for name, value in oracle.items()}
-    document: dict[str, Any] = {
-        "what": "SmolLM2 on ten pages of MiniWoB++: imitation of 13 episodes of the oracle a page, then GRPO",
+    document: dict[str, Any] = json.loads(FILE.read_text()) if set(given.only) < set(NAMES) else {}
+    document |= {
+        "what": "SmolLM2 on ten pages of MiniWoB++: imitation of 13 episodes of the oracle a page, then GRPO or PPO",
         "command": shlex.join(["python", "benchmarks/miniwob_smollm2.py", *sys.argv[1:]]),
         "seeds": [given.seed],
         "episodes": given.episodes,
     }
     found: dict[str, Pages] = {}
-    for kind, name in NAMES.items():
+    for kind in given.only:
+        name = NAMES[kind]
         if not (RUNS / f"{name}-{given.seed}" / "summary.json").is_file():
             sys.exit("A run is missing: foresight reproduce agents --only miniwob-smollm2")
         agent = runs.load(RUNS / f"{name}-{given.seed}")
@@ -88,11 +95,12 @@ def main() -> None:
         document[kind] = {"pages": pages, "mean": statistics.fmean(pages.values())}
         if kind != "held_out":
             document[kind] |= tiers(pages, oracle)
-    gained = {page: found["grpo"][page] - value for page, value in found["imitation"].items()}
-    document |= {
-        "gained": gained,
-        "pages_20_points_above_imitation": sum(value >= 0.2 for value in gained.values()),
-    }
+    for kind in ("grpo", "ppo"):
+        gained = {page: document[kind]["pages"][page] - value for page, value in document["imitation"]["pages"].items()}
+        document |= {
+            f"{kind}_gained": gained,
+            f"{kind}_20_points_above_imitation": sum(value >= 0.2 for value in gained.values()),
+        }
     bench.record(FILE, document, began)
 
 

@@ -88,7 +88,7 @@ class Config:
     critic_lambda: float | None = None
     """λ of the critic's targets, if it is another one: 1 is unbiased (VC-PPO, arXiv:2503.01491)."""
     critic_warmup: int = 0
-    """First updates that train the critic only (value pretraining of VC-PPO)."""
+    """First updates that train the critic only (value pretraining of VC-PPO). The actor's `lr_warmup` begins after."""
     normalize_reward: bool = False
     """Whether scores are normalized to mean 0 and standard deviation 1 over the rollout."""
     clip_reward: float | None = None
@@ -227,7 +227,10 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config, device = state.config, state.policy.device
     targets, metrics = prepare(state, batch, rewards)
-    scale = schedules.warmup_linear(1.0, state.step, config.steps, config.tuning.lr_warmup, config.tuning.anneal_lr)
+    annealed = schedules.warmup_linear(1.0, state.step, config.steps, anneal=config.tuning.anneal_lr)
+    scale, actor_scale = (
+        annealed * schedules.warmup(state.step - begun, config.tuning.lr_warmup) for begun in (0, config.critic_warmup)
+    )
     passes: list[dict[str, float]] = []
     for _ in range(config.epochs):
         order = torch.randperm(len(batch.length), generator=state.generator)
@@ -245,7 +248,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                     actor = step(
                         state.optimizer,
                         (functools.partial(policy_loss, state, *one) for one in micro_batches),
-                        config.learning_rate * scale,
+                        config.learning_rate * actor_scale,
                         config.tuning.max_grad_norm,
                         int(batch.length[groups].sum()),
                     )
