@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--kl-coef", type=float, default=0.02)
     parser.add_argument("--rehearsal", type=float, default=0.0)
+    parser.add_argument("--hint-top-k", type=int, default=0)
     parser.add_argument("--more", action="store_true", help="keep the seeds that the result has at these settings")
     given = parser.parse_args()
 
@@ -153,10 +154,10 @@ def main() -> None:
 
     torch.set_num_threads(1)
     document = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
-    settings = {name: getattr(given, name) for name in ("learning_rate", "kl_coef", "rehearsal")}
+    settings = {name: getattr(given, name) for name in ("learning_rate", "kl_coef", "rehearsal", "hint_top_k")}
     for mode in given.modes:
         old = document.get(mode, {})
-        kept = old["runs"] if given.more and old and all(old[name] == value for name, value in settings.items()) else {}
+        kept = old["runs"] if given.more and old and all(old.get(name, 0) == value for name, value in settings.items()) else {}
         runs = kept | {str(seed): learned(mode, seed, settings) for seed in given.seeds}
         keys = ("before", "after", "addition_lost", "largest_lost")
         means = {key: sum(run[key] for run in runs.values()) / len(runs) for key in keys}

@@ -28,6 +28,7 @@ def live(
     staleness: int = 4,
     learning_rate: float = 1e-4,
     lora: int = 16,
+    hint_top_k: int = 0,
     kl_coef: float = 0.02,
     kl_bound: float = 1.0,
     rehearsal: float = 0.0,
@@ -55,6 +56,7 @@ def live(
         staleness: versions by which a turn may be older than the weights that are trained.
         learning_rate: of AdamW.
         lora: rank of the adapters; 0 trains all weights.
+        hint_top_k: number of next tokens over which a hint's divergence is taken, such as 50; 0: the sampled ones alone.
         kl_coef: penalty on the KL to the first version.
         kl_bound: KL per token to the first version, in nats, beyond which an update is undone.
         rehearsal: penalty on the KL from the first version on its own answers to training questions of --check.
@@ -108,7 +110,7 @@ def live(
             )
         config = live_settings.Config(
             model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
-            kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
+            hint_top_k=hint_top_k, kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
         settings = live_settings.Settings(host, port, _absolute(score), where, temperature, check=check, ray=ray)
     if ray:

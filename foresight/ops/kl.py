@@ -51,6 +51,20 @@ def categorical(logits: Tensor, ref_logits: Tensor) -> Tensor:
     return (logprob.exp() * difference).sum(-1)
 
 
+def likeliest(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
+    """KL between categoricals of which K outcomes are given and all others are one: a lower bound of the exact KL.
+
+    Shapes: log-probabilities of the same K outcomes under π and π_ref `[..., K]`; returns `[...]`. Outcomes are chosen
+    by either distribution, such as the K likeliest ones; with all but one of them it is exact.
+    """
+
+    def whole(given: Tensor) -> Tensor:
+        rest = 1 - given.exp().sum(-1, keepdim=True)
+        return torch.cat([given, rest.clamp(min=1e-6).log()], -1)
+
+    return categorical(whole(logprob), whole(ref_logprob))
+
+
 def normal(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tensor:
     """Exact KL between normals with independent dimensions.
 

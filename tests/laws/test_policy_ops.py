@@ -237,6 +237,18 @@ def test_which_gradient_each_estimator_has_on_average(seed: int) -> None:
     torch.testing.assert_close(gradient(in_the_reward, logits), forward_kl, rtol=1e-5, atol=1e-7)
 
 
+@sabotaged_by("foresight.ops.kl.likeliest", flip_sign, swap("logprob", "ref_logprob"))
+@given(SEEDS, st.integers(1, 5))
+def test_the_divergence_of_the_likeliest_outcomes_is_at_most_the_exact_one(seed: int, count: int) -> None:
+    """With all but one of them it is exact."""
+    own, ref = randn(seed, 2, 3, 6).log_softmax(-1)
+    exact, chosen = kl.categorical(own, ref), ref.topk(5).indices
+    some = chosen[..., :count]
+    found = kl.likeliest(own.gather(-1, some), ref.gather(-1, some))
+    assert (found <= exact + 1e-9).all() and (found >= -1e-9).all()
+    close(kl.likeliest(own.gather(-1, chosen), ref.gather(-1, chosen)), exact)
+
+
 @sabotaged_by("foresight.ops.kl.normal", flip_sign, swap("mean", "std"), swap("std", "ref_std"))
 @sabotaged_by("foresight.ops.kl.categorical", flip_sign, swap("logits", "ref_logits"))
 @given(SEEDS)

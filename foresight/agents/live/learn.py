@@ -7,10 +7,12 @@ Each turn o_1..o_T was sampled by π_old (its stored log-probabilities) and has 
            − β' mean over rehearsed turns of 1/T Σ_t KL(π_ref ‖ π_θ)
 
 The first term is evaluative; the second is hindsight: the model before the update (θ') reads the hint at the end of the
-user's message and scores the turn it wrote without. Kept: PPO's asymmetric clip, no normalization of r, on-policy
-distillation on the sampled tokens with a clipped difference. Left out: the top-K divergence, steps of one task. Added:
-the last term, on answers of the first version (π_ref) to questions that no user asks: what it knew is rehearsed, as in
-Learning without Forgetting (Li & Hoiem 2016, arXiv:1606.09282). β' is 0 unless given.
+user's message and scores the turn it wrote without. With `hint_top_k` K the second term is no advantage, but
+−w_h KL(π_θ ‖ π_θ'(· | x, h, o_<t)) at every token, over the K tokens that are likeliest with the hint and all others as
+one. Kept: PPO's asymmetric clip, no normalization of r, on-policy distillation, on the sampled tokens with a clipped
+difference or over the K likeliest. Left out: steps of one task. Added: the last term, on answers of the first version
+(π_ref) to questions that no user asks: what it knew is rehearsed, as in Learning without Forgetting (Li & Hoiem 2016,
+arXiv:1606.09282). β' is 0 unless given.
 
 The ids that were sampled are trained on, never a text that is tokenized again; ρ corrects for the weights that sampled.
 An update whose policy is further from the first version than `kl_bound` is undone: no user can move it beyond.
@@ -50,17 +52,22 @@ def update(
     `rehearsed` are answers of the first version, as `answers` makes them.
     """
     advantages = [advantage(policy, turn, config) for turn in turns]  # all before the step: θ' is one policy
+    hinted = [_likeliest(policy, turn, config) for turn in turns]
     optimizer.zero_grad()
-    total, count, used = 0.0, 0, [i for i, one in enumerate(advantages) if one is not None]
+    total, count, used = 0.0, 0, [i for i in range(len(turns)) if advantages[i] is not None or hinted[i] is not None]
     for i in used:
-        batch, found = _batch(turns[i]), advantages[i]
-        assert found is not None
-        logprob, _ = policy.logprob(batch, turns[i].temperature)
+        batch, found, teacher = _batch(turns[i]), advantages[i], hinted[i]
+        own = _next(policy, batch, turns[i].temperature)
+        logprob = own.gather(-1, batch.completion[0, 0, :, None].to(own.device))[:, 0]
         with torch.no_grad():
-            ref = reference.logprob(batch, turns[i].temperature)[0]
-        rho = ratio(logprob, batch.logprob.to(logprob.device))
-        terms = clipped_surrogate(rho, found.to(logprob.device)[None, None], config.clip_low, config.clip_high)
-        loss = (terms + config.kl_coef * kl.k2(logprob, ref)).mean() / len(used)
+            ref = reference.logprob(batch, turns[i].temperature)[0][0, 0]
+        terms = config.kl_coef * kl.k2(logprob, ref)
+        if found is not None:
+            rho = ratio(logprob, batch.logprob[0, 0].to(logprob.device))
+            terms = terms + clipped_surrogate(rho, found.to(logprob.device), config.clip_low, config.clip_high)
+        if teacher is not None:
+            terms = terms + config.hint_weight * kl.likeliest(own.gather(-1, teacher.indices), teacher.values)
+        loss = terms.mean() / len(used)
         loss.backward()
         total, count = total + loss.item(), count + logprob.numel()
     kept = 0.0
@@ -92,16 +99,30 @@ def update(
 
 
 def advantage(policy: LanguageModel, turn: Turn, config: Config) -> Tensor | None:
-    """A_t of a turn's tokens `[T]`; None where there is no signal: no score but 0, and no hint."""
+    """A_t of a turn's tokens `[T]`; None where there is none: no score but 0, and no hint that is an advantage."""
     found = torch.zeros(len(turn.tokens))
     if config.mode != "directive" and turn.score:
         found += config.score_weight * turn.score
-    if config.mode != "evaluative" and turn.hint and (hinted := _hinted(policy, turn)) is not None:
+    if not config.hint_top_k and (hinted := _hinted(policy, turn, config)) is not None:
         with torch.no_grad():
             teacher = policy.logprob(hinted, turn.temperature)[0][0, 0].cpu()
         difference = teacher - torch.tensor(turn.logprob)
         found += config.hint_weight * difference.clamp(-config.hint_clip, config.hint_clip)
     return found if bool(found.any()) else None
+
+
+@torch.no_grad()
+def _likeliest(policy: LanguageModel, turn: Turn, config: Config) -> torch.return_types.topk | None:
+    """The K likeliest next tokens with the hint, log-probabilities and ids `[T, K]`; None without hint or K."""
+    hinted = _hinted(policy, turn, config) if config.hint_top_k else None
+    return None if hinted is None else _next(policy, hinted, turn.temperature).topk(config.hint_top_k)
+
+
+def _next(model: LanguageModel, batch: TokenBatch, temperature: float) -> Tensor:
+    """Log-probabilities `[T, V]` of all tokens where those of one turn stand."""
+    with model.precision():
+        logits = model.logits(model.contexts(batch))
+    return (logits.float() / temperature).log_softmax(-1)
 
 
 @torch.no_grad()
@@ -141,8 +162,10 @@ def one_sided(turns: Sequence[Turn], least: int = 6) -> list[str]:
     return [name for name, own in scores.items() if len(own) >= least and len(set(own)) == 1 and own[0] != 0]
 
 
-def _hinted(policy: LanguageModel, turn: Turn) -> TokenBatch | None:
-    """The turn's tokens after its conversation with the hint; None if there is no user's message, or no room."""
+def _hinted(policy: LanguageModel, turn: Turn, config: Config) -> TokenBatch | None:
+    """The turn's tokens after its conversation with the hint; None without hint, user's message, or room."""
+    if config.mode == "evaluative" or not turn.hint:
+        return None
     places = [i for i, message in enumerate(turn.messages) if message["role"] == "user"]
     if not places:
         return None

@@ -40,6 +40,8 @@ class Config:
     """w_h of the hint."""
     hint_clip: float = 2.0
     """c, the bound of the difference of log-probabilities in nats."""
+    hint_top_k: int = 0
+    """K: next tokens over which the hint's divergence is taken (50); 0: the sampled tokens alone (the paper's other)."""
     kl_coef: float = 0.02
     """β of the k2 penalty with the first version."""
     rehearsal: float = 0.0
@@ -54,7 +56,7 @@ class Config:
         if self.mode not in MODES:
             raise UserError(f"mode must be {', '.join(MODES)}, not '{self.mode}'.")
         at_least(1, self, "batch")
-        at_least(0, self, "staleness", "learning_rate", "hint_clip", "kl_coef", "rehearsal", "kl_bound")
+        at_least(0, self, "staleness", "learning_rate", "hint_clip", "hint_top_k", "kl_coef", "rehearsal", "kl_bound")
 
 
 @dataclasses.dataclass(frozen=True)

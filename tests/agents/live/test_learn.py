@@ -14,6 +14,7 @@ from foresight.agents.live.store import Turn
 from foresight.envs.text.task import Example
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.ops import kl
 from foresight.planning.generation.decoding import generate
 from foresight.training import language
 from foresight.training.options import Tuning
@@ -93,7 +94,7 @@ def test_the_first_step_has_ratio_1_and_the_gradient_of_reinforce() -> None:
         torch.testing.assert_close(weight.grad, known, atol=1e-5, rtol=1e-3)
 
 
-@sabotaged_by("foresight.agents.live.learn._hinted", lambda real: lambda policy, turn: learn._batch(turn))
+@sabotaged_by("foresight.agents.live.learn._hinted", lambda real: lambda policy, turn, config: learn._batch(turn))
 def test_a_hint_moves_the_policy_to_what_it_would_write_with_the_hint() -> None:
     policy, reference, optimizer, config = built(mode="directive", kl_coef=0.0)
     turns = sampled(hint="write more")
@@ -110,6 +111,29 @@ def test_a_hint_moves_the_policy_to_what_it_would_write_with_the_hint() -> None:
     for _ in range(3):
         learn.update(policy, reference, optimizer, turns, config)
     assert distance() < before
+
+
+@sabotaged_by("foresight.agents.live.learn.kl.likeliest", flip_sign)
+def test_the_likeliest_tokens_with_the_hint_teach_all_of_them() -> None:
+    """With the score's advantage and the sampled ones untouched: the exact KL to the policy with the hint falls."""
+    policy, reference, optimizer, config = built(mode="directive", kl_coef=0.0, hint_top_k=3)
+    turns = sampled(hint="write more")
+    assert all(learn.advantage(policy, turn, config) is None for turn in turns)
+    teachers = []
+    for turn in turns:
+        hinted = learn._hinted(policy, turn, config)
+        assert hinted is not None
+        teachers.append(learn._next(policy, hinted, 1.0).detach())
+
+    def distance() -> float:
+        with torch.no_grad():
+            own = [learn._next(policy, learn._batch(turn), 1.0) for turn in turns]
+        return sum(float(kl.categorical(a, b).sum()) for a, b in zip(own, teachers, strict=True))
+
+    before = distance()
+    metrics = learn.update(policy, reference, optimizer, turns, config)
+    assert 0 < distance() < before and metrics["turns"] == 6 and metrics["loss"] > 0
+    assert learn._likeliest(policy, turns[0], dataclasses.replace(config, mode="evaluative")) is None
 
 
 def test_modes_read_their_own_signal_and_both_is_the_sum() -> None:
