@@ -157,7 +157,8 @@ def main() -> None:
     settings = {name: getattr(given, name) for name in ("learning_rate", "kl_coef", "rehearsal", "hint_top_k")}
     for mode in given.modes:
         old = document.get(mode, {})
-        kept = old["runs"] if given.more and old and all(old.get(name, 0) == value for name, value in settings.items()) else {}
+        alike = bool(old) and all(old.get(name, 0) == value for name, value in settings.items())
+        kept = old["runs"] if given.more and alike else {}
         runs = kept | {str(seed): learned(mode, seed, settings) for seed in given.seeds}
         keys = ("before", "after", "addition_lost", "largest_lost")
         means = {key: sum(run[key] for run in runs.values()) / len(runs) for key in keys}

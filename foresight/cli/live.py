@@ -56,7 +56,7 @@ def live(
         staleness: versions by which a turn may be older than the weights that are trained.
         learning_rate: of AdamW.
         lora: rank of the adapters; 0 trains all weights.
-        hint_top_k: number of next tokens over which a hint's divergence is taken, such as 50; 0: the sampled ones alone.
+        hint_top_k: next tokens over which a hint's divergence is taken, such as 50; 0: the sampled ones alone.
         kl_coef: penalty on the KL to the first version.
         kl_bound: KL per token to the first version, in nats, beyond which an update is undone.
         rehearsal: penalty on the KL from the first version on its own answers to training questions of --check.
