@@ -41,7 +41,7 @@ class Config:
     hint_clip: float = 2.0
     """c, the bound of the difference of log-probabilities in nats."""
     hint_top_k: int = 0
-    """K: next tokens over which the hint's divergence is taken (50); 0: the sampled tokens alone (its other variant)."""
+    """K: next tokens over which the hint's divergence is taken (50); 0: the sampled tokens alone (its other form)."""
     kl_coef: float = 0.02
     """β of the k2 penalty with the first version."""
     rehearsal: float = 0.0
