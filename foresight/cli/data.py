@@ -55,7 +55,7 @@ def data(
             labels, right or wrong by the task's exact verifier), planners (prompt, completion: programs for renamed
             PDDL domains, without a model), or episodes (of a run).
         runs: the run directories whose policies act (only of episodes); all episodes go into one folder.
-        env: an environment whose own expert acts, instead of runs (TwoRoutes-v0, PushT-v0).
+        env: an environment whose own expert acts, instead of runs (BabyAI, MetaWorld/Reach-v3, PushT-v0).
         format: of episodes: Minari's, or a LeRobotDataset v3.0.
         fps: steps a second of the environment, for the format lerobot.
         task: the text task: addition, largest, reasoning_gym:NAME, or a .jsonl file with a reward function.
