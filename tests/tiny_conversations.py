@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.episode import Reply
@@ -77,3 +80,8 @@ class Concurrent:
         assert len(prompts) == 1
         with self.lock:
             return decoding.generate(self.policy, prompts, *settings, **options)
+
+
+def where_they_are(steps: Callable[..., Any]) -> Callable[..., Any]:
+    """A mutation of `TokenBatch.steps`: the model's tokens are not brought together over what was written between."""
+    return lambda batch: torch.arange(batch.completion.shape[-1]).expand(batch.completion.shape)

@@ -68,6 +68,14 @@ class TokenBatch:
         known = length_mask(self.length, self.completion.shape[-1])
         return known if self.own is None else known & self.own
 
+    def steps(self) -> Tensor:
+        """`[P, G, T]`: the places of a row's sampled tokens, in their order, then all others.
+
+        A sampled token is a step: `x.gather(-1, steps())` has the steps side by side, whatever was written between two
+        turns, and `scatter(-1, steps(), y)` puts them back.
+        """
+        return (~self.mask).byte().argsort(dim=-1, stable=True)
+
     def scored(self, rewards: Tensor, whole: bool = False) -> Tensor:
         """`[P, G, T]`, true on sampled tokens of completions whose reward `[P, G]` is not NaN (unscorable).
 

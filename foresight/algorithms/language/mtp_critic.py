@@ -175,12 +175,14 @@ def targets(
     averages, and whether the head exists there.
     """
     heads, shape, device = len(values), old.shape, old.device
-    last, position = batch.length[..., None].to(device) - 1, torch.arange(shape[-1], device=device)
+    own, steps = batch.mask.to(device), batch.steps().to(device)  # side by side, over all turns
+    last, position = (own.sum(-1, keepdim=True) - 1).clamp(min=0), torch.arange(shape[-1], device=device)
     final = rewards.to(device).nan_to_num()[..., None]
     reward = torch.where(position == last, final, 0.0)
     discount, cut = config.gamma * (position < last).float(), (position >= last).float()
-    mask = batch.scored(rewards).to(device)
+    mask = batch.scored(rewards).to(device).gather(-1, steps)
     value = (values * exist).sum(0) / exist.sum(0).clamp(min=1)
+    states, averaged = value.gather(-1, steps), averaged.gather(-1, steps.expand(heads, *shape))
 
     def following(x: Tensor) -> Tensor:
         return functional.pad(x[..., 1:], (0, 1))
@@ -189,11 +191,16 @@ def targets(
         return x.expand(count, *shape).reshape(-1, shape[-1])
 
     r, d, c = (rows(x) for x in (reward, discount, cut))
-    advantage, _ = gae(r, d, c, rows(value), rows(following(value)), config.gae_lambda, rows(mask))
+    advantage, _ = gae(r, d, c, rows(states), rows(following(states)), config.gae_lambda, rows(mask))
     returns = discounted_return(r, d, c, None, rows(mask))
     r, d, c = (rows(x, heads) for x in (reward, discount, cut))
     target = lambda_return(r, d, c, following(averaged).reshape(-1, shape[-1]), config.td_lambda, rows(mask, heads))
-    return Targets(old, advantage.view(shape), target.view(heads, *shape), value, returns.view(shape))
+
+    def back(x: Tensor) -> Tensor:
+        x = x.view(-1, *shape)
+        return torch.zeros_like(x).scatter(-1, steps.expand(x.shape), x)
+
+    return Targets(old, back(advantage)[0], back(target), value, back(returns)[0])
 
 
 def loss(

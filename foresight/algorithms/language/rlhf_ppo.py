@@ -1,7 +1,8 @@
 """PPO for RLHF: InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155), section 3.5; Ziegler et al. 2019, arXiv:1909.08593.
 
-A token is a step and an answer is an episode. The reward is the score of a reward model (or any grader) for the whole
-answer, given at its last token, minus a KL penalty to a frozen reference at every token:
+A token is a step and an answer is an episode; in a conversation the model's own tokens of all turns are its steps. The
+reward is the score of a reward model (or any grader) for the whole answer, given at its last token, minus a KL penalty
+to a frozen reference at every token:
 
     r_t = −β (log π_old(o_t) − log π_ref(o_t)) + [t is the last] · score(q, o)
     L(θ) = −1/N Σ_t min(ρ_t A_t, clip(ρ_t, 1-ε, 1+ε) A_t) − c H(π_θ)        A: GAE over the tokens
@@ -166,7 +167,7 @@ class Targets:
 
 def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, dict[str, float]]:
     """Compute rewards (score and KL penalty), GAE targets, and the KL of the actor to the reference."""
-    config, last = state.config, batch.length[..., None] - 1
+    config = state.config
 
     def logprob_of(model: LanguageModel) -> Tensor:
         return gather(lambda few: model.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens)
@@ -176,17 +177,22 @@ def prepare(state: State, batch: TokenBatch, rewards: Tensor) -> tuple[Targets, 
     distance = kl.k1(old, reference) * batch.mask
     mask = batch.scored(rewards, config.mask_truncated)
     score = shaped(rewards, config.normalize_reward, config.clip_reward) - config.missing_eos_penalty * ~batch.stopped
-    reward = (-config.kl_coef * distance).scatter_add(-1, last, score[..., None])
-    position = torch.arange(mask.shape[-1])
+    steps, last = batch.steps(), (batch.mask.sum(-1, keepdim=True) - 1).clamp(min=0)  # side by side, over all turns
+    reward = (-config.kl_coef * distance).gather(-1, steps).scatter_add(-1, last, score[..., None])
+    position, states = torch.arange(mask.shape[-1]), value.gather(-1, steps)
     discount, cut = config.gamma * (position < last).float(), (position >= last).float()
-    next_value = torch.nn.functional.pad(value[..., 1:], (0, 1))
-    r, d, c, v, n, m = (x.flatten(0, 1) for x in (reward, discount, cut, value, next_value, mask))
+    next_value = torch.nn.functional.pad(states[..., 1:], (0, 1))
+    r, d, c, v, n, m = (x.flatten(0, 1) for x in (reward, discount, cut, states, next_value, mask.gather(-1, steps)))
     advantage, target = gae(r, d, c, v, n, config.gae_lambda, m)
     if config.critic_lambda is not None:
         target = gae(r, d, c, v, n, config.critic_lambda, m)[1]
     if config.whiten:
         advantage = normalize(advantage, m)
-    targets = Targets(old, value, advantage.view(mask.shape), target.view(mask.shape), mask)
+
+    def back(x: Tensor) -> Tensor:
+        return torch.zeros_like(old).scatter(-1, steps, x.view(mask.shape))
+
+    targets = Targets(old, value, back(advantage), back(target), mask)
     return targets, {
         "kl": distance.sum().item() / batch.mask.sum().item(),
         "kl_sequence": distance.sum().item() / batch.length.numel(),

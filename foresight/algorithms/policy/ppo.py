@@ -37,9 +37,9 @@ statistics change between iterations only, so the policy that acts is the one th
 
 With `policy`, a run of `vla`, the network is that policy with a value head on its features before the first action
 token, as RL4VLA has it (Liu et al. 2025, arXiv:2505.19789), without entropy bonus; the presets have three epochs, not
-one. An action is several tokens, and ρ_t is that of the whole action; with `ratio` "token" there is one ratio per token.
-In an environment that takes chunks of actions there is one for each action, or with "chunk" one for all of them. The
-first `critic_warmup` updates train the value head only (VLA-RL, arXiv:2505.18719).
+one. An action is several tokens, and ρ_t is that of the whole action; with `ratio` "token" there is one ratio per
+token. In an environment that takes chunks of actions there is one for each action, or with "chunk" one for all of them.
+The first `critic_warmup` updates train the value head only (VLA-RL, arXiv:2505.18719).
 
 With `memory` (details 32 to 36 for the LSTM; the same for transformers) the policy has a recurrent state, the carry,
 which is reset where an episode ends, in acting and in training. Minibatches are then whole sequences, one per

@@ -17,6 +17,7 @@ from foresight.planning.generation.rollout import complete
 from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled, shift, swap
+from tests.tiny_conversations import where_they_are
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?", "5?", "678?"]
 REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
@@ -87,14 +88,16 @@ def _literal(state, batch, rewards=REWARDS, module=None):
         exist = start - 1 + torch.arange(n) >= torch.arange(len(values))[:, None]
         value = torch.stack([values[exist[:, t], t].mean() for t in range(n)]).detach()
         advantage, target = torch.zeros(n), torch.zeros(len(values), n)
-        for t in range(n - 1, -1, -1):
-            if t == n - 1:
+        following = None
+        for t in reversed(batch.mask[b, 0].nonzero().flatten().tolist()):
+            if following is None:
                 advantage[t], target[:, t] = rewards[b, 0] - value[t], rewards[b, 0]
             else:
-                error = config.gamma * value[t + 1] - value[t]
-                advantage[t] = error + config.gamma * config.gae_lambda * advantage[t + 1]
-                ahead = (1 - config.td_lambda) * averaged[:, t + 1] + config.td_lambda * target[:, t + 1]
+                error = config.gamma * value[following] - value[t]
+                advantage[t] = error + config.gamma * config.gae_lambda * advantage[following]
+                ahead = (1 - config.td_lambda) * averaged[:, following] + config.td_lambda * target[:, following]
                 target[:, t] = config.gamma * ahead
+            following = t
         found.append((advantage, target, value))
         closed = _row(state, batch, b, state.heads, hidden.detach(), embedded)
         plain = (logits * config.temperature).detach().softmax(-1)
@@ -156,6 +159,19 @@ def test_the_targets_are_those_of_the_definition():
         assert (fixed.advantage[b, 0, n:] == 0).all() and (fixed.target[:, b, 0, n:] == 0).all()
         earned = [REWARDS[b, 0] * 0.9 ** (n - 1 - t) for t in range(n)]
         torch.testing.assert_close(fixed.returns[b, 0, :n], torch.stack(earned), atol=1e-5, rtol=1e-5)
+
+
+@sabotaged_by("foresight.data.text.TokenBatch.steps", where_they_are)
+@pytest.mark.parametrize("written", [(1, 2, 4), (3, 5)])
+def test_in_a_conversation_the_own_tokens_of_all_turns_are_the_steps(written):
+    state, batch = _rollout(**CHANGED, td_lambda=0.5)
+    own = ~torch.isin(torch.arange(batch.completion.shape[-1]), torch.tensor(written))
+    batch = dataclasses.replace(batch, own=own.expand(batch.completion.shape))
+    _, fixed, _ = mtp_critic.loss(state, batch, REWARDS, torch.zeros(batch.completion.shape), None)
+    for b, (advantage, target, _) in enumerate(_literal(state, batch)[1]):
+        n = int(batch.length[b, 0])
+        torch.testing.assert_close(fixed.advantage[b, 0, :n], advantage, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(fixed.target[0, b, 0, :n], target[0], atol=1e-4, rtol=1e-4)
 
 
 @sabotaged_by("foresight.planning.generation.decoding.generate", change("temperature", lambda t: 1.5 * t))

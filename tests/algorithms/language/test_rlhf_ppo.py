@@ -16,6 +16,7 @@ from foresight.planning.generation.rollout import complete, sample_groups
 from foresight.training.options import build_config
 from tests import tiny_language
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled, swap
+from tests.tiny_conversations import where_they_are
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?", "5?", "678?"]
 REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
@@ -43,7 +44,19 @@ def _disturb(module: torch.nn.Module, seed: int = 1) -> None:
 @sabotaged_by("foresight.ops.returns.gae", swap("value", "next_value"), change("lam", lambda x: 1.0))
 @sabotaged_by("foresight.ops.returns.gae", change("discount", torch.ones_like))
 def test_the_targets_are_those_of_the_definition_token_by_token():
+    _compare_targets(torch.ones(6, dtype=torch.bool))
+
+
+@sabotaged_by("foresight.data.text.TokenBatch.steps", where_they_are)
+@pytest.mark.parametrize("written", [(1, 2, 4), (3, 5)])
+def test_in_a_conversation_the_own_tokens_of_all_turns_are_the_steps(written):
+    """What the environment wrote between two turns, at the places `written`, or after the last one, is no step."""
+    _compare_targets(~torch.isin(torch.arange(6), torch.tensor(written)))
+
+
+def _compare_targets(own: torch.Tensor) -> None:
     state, batch = _rollout(kl_coef=0.3, gamma=0.9, gae_lambda=0.8, whiten=False, missing_eos_penalty=0.7)
+    batch = dataclasses.replace(batch, own=own[: batch.completion.shape[-1]].expand(batch.completion.shape))
     _disturb(state.reference)
     _disturb(state.critic)
     state.critic.reset(0.5, torch.Generator().manual_seed(2))
@@ -53,20 +66,21 @@ def test_the_targets_are_those_of_the_definition_token_by_token():
         value = state.critic.values(batch)[:, 0]
     total = 0.0
     for b in range(len(PROMPTS)):
-        n = int(batch.length[b, 0])
-        advantage = 0.0
-        for t in range(n - 1, -1, -1):
+        places = batch.mask[b, 0].nonzero().flatten().tolist()
+        advantage, following = 0.0, None
+        for t in reversed(places):
             reward = -0.3 * (actor[b, t] - reference[b, t])
             total += float(actor[b, t] - reference[b, t])
-            if t == n - 1:
+            if following is None:
                 reward = reward + REWARDS[b, 0] - 0.7 * float(not batch.stopped[b, 0])
                 advantage = reward - value[b, t]
             else:
-                advantage = reward + 0.9 * value[b, t + 1] - value[b, t] + 0.9 * 0.8 * advantage
+                advantage = reward + 0.9 * value[b, following] - value[b, t] + 0.9 * 0.8 * advantage
+            following = t
             torch.testing.assert_close(targets.advantage[b, 0, t], advantage, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(targets.target[b, 0, t], advantage + value[b, t], atol=1e-5, rtol=1e-5)
-        assert (targets.advantage[b, 0, n:] == 0).all()
-    assert math.isclose(metrics["kl"], total / int(batch.length.sum()), rel_tol=1e-4)
+        assert (targets.advantage[b, 0][~batch.mask[b, 0]] == 0).all()
+    assert math.isclose(metrics["kl"], total / int(batch.mask.sum()), rel_tol=1e-4)
 
 
 @sabotaged_by("foresight.nets.language.scorer.Scorer.values", lambda f: lambda self, batch: f(self, batch).roll(-1, -1))
