@@ -1,8 +1,9 @@
-"""Trajectory Transformer: returns of the beam, of sampled rollouts in the same model, and of the data, in results/.
+"""Trajectory Transformer: returns of the beam, of rollouts sampled from the same model, and of the data, in results/.
 
 python benchmarks/beam_search.py                   # every seed of `foresight reproduce sequence`
 
-Sampled rollouts: as many as the beam has continuations, whole and without pruning, of which the best one is taken.
+Sampled: one rollout, whose first action is taken. Best rollout: of as many as the beam has continuations, whole and
+without pruning, the one with the highest predicted return.
 """
 
 from __future__ import annotations
@@ -39,27 +40,35 @@ def main() -> None:
     runs = [run for run in sorted(RUNS.glob(f"{NAME}-?")) if (run / "summary.json").is_file()]
     if not runs:
         sys.exit(f"There is no run: foresight reproduce sequence --only {NAME}")
-    beam, rollouts, data = {}, {}, 0.0
+    returns: dict[str, dict[str, float]] = {"beam": {}, "best_rollout": {}, "sampled": {}}
+    data = 0.0
     for run in runs:
         agent = loading.load(run)
         config = agent.config
         data = float(offline.read(config.data, agent.spaces.obs, agent.spaces.action).returns.mean())
-        beam[run.name[-1]] = agent.evaluate(given.episodes).mean
-        agent.state.config = dataclasses.replace(config, branches=1, beam_width=config.beam_width * config.branches)
-        rollouts[run.name[-1]] = agent.evaluate(given.episodes).mean
+        width = config.beam_width * config.branches
+        plans = {
+            "beam": {},
+            "best_rollout": {"branches": 1, "beam_width": width},
+            "sampled": {"branches": 1, "beam_width": 1},
+        }
+        for name, changed in plans.items():
+            agent.state.config = dataclasses.replace(config, **changed)
+            returns[name][run.name[-1]] = agent.evaluate(given.episodes).mean
         agent.close()
-        print(run.name, beam, rollouts, data, flush=True)
+        print(run.name, returns, data, flush=True)
+    means = {name: statistics.fmean(each.values()) for name, each in returns.items()}
     document = {
-        "what": "trajectory_transformer on Pendulum-v1: returns of the beam, of sampled rollouts, and of the data",
+        "what": "trajectory_transformer on Pendulum-v1: returns of the beam, of sampled rollouts and of the data",
         "command": shlex.join(["python", "benchmarks/beam_search.py", *sys.argv[1:]]),
-        "seeds": [int(seed) for seed in beam],
+        "seeds": [int(seed) for seed in returns["beam"]],
         "episodes": given.episodes,
-        "beam": statistics.fmean(beam.values()),
-        "rollouts": statistics.fmean(rollouts.values()),
+        **means,
         "data": data,
-        "beam_over_rollouts": statistics.fmean(beam.values()) - statistics.fmean(rollouts.values()),
-        "rollouts_over_data": statistics.fmean(rollouts.values()) - data,
-        "each": {"beam": beam, "rollouts": rollouts},
+        "beam_over_sampled": means["beam"] - means["sampled"],
+        "beam_over_best_rollout": means["beam"] - means["best_rollout"],
+        "sampled_over_data": means["sampled"] - data,
+        "each": returns,
         "versions": bench.versions(),
         "machine": bench.machine(),
         "seconds": round(time.monotonic() - began, 1),

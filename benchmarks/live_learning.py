@@ -5,9 +5,9 @@ python benchmarks/live_learning.py --modes evaluative directive both --seeds 0 1
 python benchmarks/live_learning.py --modes both --seeds 1 --more    # one more seed of a mode
 
 The user asks general questions and wants answers of one sentence of at most 20 words, which no prompt states. It
-replies "Thanks." or "Too long: one sentence of at most 20 words, please." An exact rule reads that message: a score of
-1 or -1 and, if there is one, the hint. Everything runs as in `foresight live`, but one loop after the other: the engine
-writes the turns, the store collects them, the rule scores them, the trainer publishes versions.
+replies "Thanks." or "Please answer in one short sentence." An exact rule reads that message: a score of 1 or -1 and, if
+there is one, the hint. Everything runs as in `foresight live`, but one loop after the other: the engine writes the
+turns, the store collects them, the rule scores them, the trainer publishes versions.
 
 `before` and `after` are the shares of 40 held-out questions whose sampled answers satisfy the user; `addition_before`
 and `addition_after` are the accuracy on 100 held-out sums, a skill that should not be lost; `largest_before` and
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "live-learning.json"
 MOST_WORDS, MAX_TOKENS, INTERACTIONS, CLIENTS = 20, 64, 60, 4
 MODES = ("evaluative", "directive", "both")
-WISH = "Too long: one sentence of at most 20 words, please."
+WISH = "Please answer in one short sentence."
 THINGS = (
     "a glacier", "a volcano", "photosynthesis", "gravity", "a haiku", "inflation", "the moon", "an atom", "a virus",
     "a battery", "a rainbow", "coffee", "a comet", "democracy", "a compass", "honey", "an opera", "a desert", "steel",
@@ -98,7 +98,7 @@ def learned(mode: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     checks = {name: loops.checker(Settings(check=name, check_size=100)) for name in ("addition", "largest")}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
-        config = Config(mode=mode, seed=seed, batch=CLIENTS, tuning=Tuning(lora=16), **settings)
+        config = Config(mode=mode, seed=seed, tuning=Tuning(lora=16), **settings)
         train.begin(store, config.model)
         known = list(make("addition", "text").train[: loops.REHEARSED])
         trainer = train.Trainer(store, config, questions=known)
@@ -118,7 +118,9 @@ def learned(mode: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
                 store.request(session, [*messages, {"role": "assistant", "content": reply}, following])
             store.collect(1e9)
             score.step(store, lambda turn: rate(turn.messages, turn.reply, turn.next or {}))
-            metrics = trainer.step() or {}
+            metrics: dict[str, float] = {}
+            while found_more := trainer.step():
+                metrics = found_more
             if store.active() != engine.version:
                 active = store.active()
                 engine.exchange(pretrained.load(store.folder_of(active)), active)
@@ -144,6 +146,9 @@ def main() -> None:
     parser.add_argument("--kl-coef", type=float, default=0.02)
     parser.add_argument("--rehearsal", type=float, default=0.0)
     parser.add_argument("--hint-top-k", type=int, default=0)
+    parser.add_argument("--hint-guidance", type=float, default=1.0)
+    parser.add_argument("--batch", type=int, default=CLIENTS, help="turns per update; clients ask 4 questions at once")
+    parser.add_argument("--kl-bound", type=float, default=1.0)
     parser.add_argument("--more", action="store_true", help="keep the seeds that the result has at these settings")
     given = parser.parse_args()
 
@@ -154,7 +159,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     document = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
-    settings = {name: getattr(given, name) for name in ("learning_rate", "kl_coef", "rehearsal", "hint_top_k")}
+    names = ("learning_rate", "kl_coef", "rehearsal", "hint_top_k", "kl_bound", "batch", "hint_guidance")
+    settings = {name: getattr(given, name) for name in names}
     for mode in given.modes:
         old = document.get(mode, {})
         alike = bool(old) and all(old.get(name, 0) == value for name, value in settings.items())

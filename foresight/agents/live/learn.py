@@ -115,7 +115,12 @@ def advantage(policy: LanguageModel, turn: Turn, config: Config) -> Tensor | Non
 def _likeliest(policy: LanguageModel, turn: Turn, config: Config) -> torch.return_types.topk | None:
     """The K likeliest next tokens with the hint, log-probabilities and ids `[T, K]`; None without hint or K."""
     hinted = _hinted(policy, turn, config) if config.hint_top_k else None
-    return None if hinted is None else _next(policy, hinted, turn.temperature).topk(config.hint_top_k)
+    if hinted is None:
+        return None
+    teacher = _next(policy, hinted, turn.temperature)
+    if config.hint_guidance != 1:
+        teacher = torch.lerp(_next(policy, _batch(turn), turn.temperature), teacher, config.hint_guidance).log_softmax(-1)
+    return teacher.topk(config.hint_top_k)
 
 
 def _next(model: LanguageModel, batch: TokenBatch, temperature: float) -> Tensor:

@@ -42,6 +42,8 @@ class Config:
     """c, the bound of the difference of log-probabilities in nats."""
     hint_top_k: int = 0
     """K: next tokens over which the hint's divergence is taken (50); 0: the sampled tokens alone (its other form)."""
+    hint_guidance: float = 1.0
+    """c: with `hint_top_k`, the teacher is π^{1-c} π_hint^c, which exaggerates the hint above 1 (1)."""
     kl_coef: float = 0.02
     """β of the k2 penalty with the first version."""
     rehearsal: float = 0.0
