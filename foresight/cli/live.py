@@ -29,6 +29,7 @@ def live(
     learning_rate: float = 1e-4,
     lora: int = 16,
     hint_top_k: int = 0,
+    hint_guidance: float = 1.0,
     kl_coef: float = 0.02,
     kl_bound: float = 1.0,
     rehearsal: float = 0.0,
@@ -57,6 +58,7 @@ def live(
         learning_rate: of AdamW.
         lora: rank of the adapters; 0 trains all weights.
         hint_top_k: next tokens over which a hint's divergence is taken, such as 50; 0: the sampled ones alone.
+        hint_guidance: with --hint-top-k, above 1 exaggerates what a hint changes.
         kl_coef: penalty on the KL to the first version.
         kl_bound: KL per token to the first version, in nats, beyond which an update is undone.
         rehearsal: penalty on the KL from the first version on its own answers to training questions of --check.
@@ -110,7 +112,8 @@ def live(
             )
         config = live_settings.Config(
             model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
-            hint_top_k=hint_top_k, kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
+            hint_top_k=hint_top_k, hint_guidance=hint_guidance, kl_coef=kl_coef, kl_bound=kl_bound,
+            rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
         settings = live_settings.Settings(host, port, _absolute(score), where, temperature, check=check, ray=ray)
     if ray:

@@ -7,12 +7,14 @@ Each turn o_1..o_T was sampled by π_old (its stored log-probabilities) and has 
            − β' mean over rehearsed turns of 1/T Σ_t KL(π_ref ‖ π_θ)
 
 The first term is evaluative; the second is hindsight: the model before the update (θ') reads the hint at the end of the
-user's message and scores the turn it wrote without. With `hint_top_k` K the second term is no advantage, but
-−w_h KL(π_θ ‖ π_θ'(· | x, h, o_<t)) at every token, over the K tokens that are likeliest with the hint and all others as
-one. Kept: PPO's asymmetric clip, no normalization of r, on-policy distillation, on the sampled tokens with a clipped
-difference or over the K likeliest. Left out: steps of one task. Added: the last term, on answers of the first version
-(π_ref) to questions that no user asks: what it knew is rehearsed, as in Learning without Forgetting (Li & Hoiem 2016,
-arXiv:1606.09282). β' is 0 unless given.
+user's message and scores the turn it wrote without. With `hint_top_k` K the second term is no advantage, but −w_h
+KL(π_θ ‖ π_h) at every token, over the K likeliest tokens of π_h and all others as one. The teacher π_h is π_θ'(· | x,
+h, o_<t) or, with `hint_guidance` c, ∝ π_θ'(· | x, o_<t)^{1-c} π_θ'(· | x, h, o_<t)^c, which exaggerates what the hint
+changes (own: a small model hardly follows a hint; the formula is that of classifier-free guidance, Ho & Salimans 2022,
+arXiv:2207.12598). Kept: PPO's asymmetric clip, no normalization of r, on-policy distillation, on the sampled tokens
+with a clipped difference or over the K likeliest. Left out: steps of one task. Added: the last term, on answers of the
+first version (π_ref) to questions that no user asks: what it knew is rehearsed, as in Learning without Forgetting (Li &
+Hoiem 2016, arXiv:1606.09282). β' is 0 unless given.
 
 The ids that were sampled are trained on, never a text that is tokenized again; ρ corrects for the weights that sampled.
 An update whose policy is further from the first version than `kl_bound` is undone: no user can move it beyond.
@@ -113,13 +115,14 @@ def advantage(policy: LanguageModel, turn: Turn, config: Config) -> Tensor | Non
 
 @torch.no_grad()
 def _likeliest(policy: LanguageModel, turn: Turn, config: Config) -> torch.return_types.topk | None:
-    """The K likeliest next tokens with the hint, log-probabilities and ids `[T, K]`; None without hint or K."""
+    """The K likeliest next tokens of the teacher, log-probabilities and ids `[T, K]`; None without hint or K."""
     hinted = _hinted(policy, turn, config) if config.hint_top_k else None
     if hinted is None:
         return None
     teacher = _next(policy, hinted, turn.temperature)
     if config.hint_guidance != 1:
-        teacher = torch.lerp(_next(policy, _batch(turn), turn.temperature), teacher, config.hint_guidance).log_softmax(-1)
+        plain = _next(policy, _batch(turn), turn.temperature)
+        teacher = torch.lerp(plain, teacher, config.hint_guidance).log_softmax(-1)
     return teacher.topk(config.hint_top_k)
 
 

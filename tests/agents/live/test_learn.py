@@ -136,6 +136,21 @@ def test_the_likeliest_tokens_with_the_hint_teach_all_of_them() -> None:
     assert learn._likeliest(policy, turns[0], dataclasses.replace(config, mode="evaluative")) is None
 
 
+def test_guidance_exaggerates_what_the_hint_changes() -> None:
+    policy, *_, config = built(hint_top_k=5)
+    turn = sampled(1, hint="write more")[0]
+    hinted = learn._hinted(policy, turn, config)
+    assert hinted is not None
+    with torch.no_grad():
+        plain, teacher = (learn._next(policy, batch, 1.0) for batch in (learn._batch(turn), hinted))
+    for c in (1.0, 2.5):
+        found = learn._likeliest(policy, turn, dataclasses.replace(config, hint_guidance=c))
+        assert found is not None
+        wanted = (plain.exp() ** (1 - c) * teacher.exp() ** c).log().log_softmax(-1)
+        torch.testing.assert_close(found.values, wanted.gather(-1, found.indices), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found.values, wanted.topk(5).values, atol=1e-4, rtol=1e-4)
+
+
 def test_modes_read_their_own_signal_and_both_is_the_sum() -> None:
     policy, *_, config = built()
     turn = sampled(1, score=-1.0, hint="write more")[0]
