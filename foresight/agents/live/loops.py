@@ -6,7 +6,9 @@ python -m foresight.agents.live.loops LOOP FOLDER    is one of them
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -27,7 +29,7 @@ LOOPS = ("serve", "collect", "score", "train")
 TOKEN = "FORESIGHT_LIVE_TOKEN"  # environment variable: it stands in no file
 PAUSE = 0.5  # seconds between looks at the store
 AGAIN = 2.0  # seconds before a loop is restarted
-RETRY = 10.0  # seconds before a score is tried again
+RETRY = 10.0  # seconds before what was lost is tried again
 BEHIND = 10  # niceness of the trainer
 REHEARSED = 64  # questions of the check whose first answers are rehearsed
 
@@ -82,7 +84,7 @@ def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
     if loop == "serve":
         _serve(store, settings, config)
     elif loop == "collect":
-        _forever(lambda: store.collect(settings.patience))
+        _forever(lambda: store.collect(settings.patience), store, "collect")
     elif loop == "score":
         _score(store, settings)
     else:
@@ -92,7 +94,7 @@ def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
         check = checker(settings) if settings.check else None
         known = list(_task(settings).train[:REHEARSED]) if settings.check and config.rehearsal else []
         trainer = train.Trainer(store, config, settings.device, check, settings.check_every, settings.tolerance, known)
-        _forever(trainer.step)
+        _forever(trainer.step, store, "train")
 
 
 def checker(settings: Settings) -> Callable[[Any], float]:
@@ -161,18 +163,8 @@ def _score(store: Store, settings: Settings) -> None:
 
     if not settings.score:
         threading.Event().wait()
-    give = scorer(settings)
-    down = ""
-    while True:
-        try:
-            if not score.step(store, give):
-                time.sleep(PAUSE)
-            down = ""
-        except (UserError, LostError) as error:  # turns wait until it answers again
-            if str(error) != down:
-                down = str(error)
-                store.event("score", f"turns wait: {error}")
-            time.sleep(RETRY)
+    give = functools.cache(lambda: scorer(settings))  # in the loop: a judge may be down when this process begins
+    _forever(lambda: score.step(store, give(), settings.score), store, "score")
 
 
 def behind() -> None:
@@ -192,10 +184,27 @@ def _with_parent(parent: int) -> None:
     os._exit(0)
 
 
-def _forever(step: Callable[[], Any]) -> None:
+def _forever(step: Callable[[], Any], store: Store, loop: str) -> None:
+    """Take steps. Where a server or the disk is lost, what waits is kept, an event says so, and it is tried again."""
+    lost = ""
     while True:
-        if not step():
-            time.sleep(PAUSE)
+        try:
+            if not step():
+                time.sleep(PAUSE)
+            lost = ""
+        except (LostError, sqlite3.OperationalError) as error:
+            if str(error) != lost:
+                lost = str(error)
+                _event(store, loop, f"turns wait: {error}")
+            time.sleep(RETRY)
+
+
+def _event(store: Store, kind: str, text: str) -> None:
+    """Log something; a full disk keeps no event, so it is printed there."""
+    try:
+        store.event(kind, text)
+    except sqlite3.OperationalError:
+        print(f"{kind}: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -159,14 +159,20 @@ class Store:
 
     # Score.
 
-    def scored(self, turn: int, score: float, hint: str = "") -> None:
-        """Set the score of an answered turn, in [-1, 1], and its hint. 0 or NaN without a hint leaves the turn out."""
+    def scored(self, turn: int, score: float, hint: str = "", error: str = "") -> None:
+        """Set the score of an answered turn, in [-1, 1], and its hint. 0 or NaN without a hint leaves the turn out.
+
+        An `error` becomes an event.
+        """
         state = "scored" if hint or (score and not math.isnan(score)) else "unscored"
         value = None if math.isnan(score) else max(-1.0, min(1.0, score))
-        self._base.execute(
-            "UPDATE turns SET state = ?, score = ?, hint = ? WHERE id = ? AND state = 'answered'",
-            (state, value, hint, turn),
-        )
+        with self.transaction():
+            self._base.execute(
+                "UPDATE turns SET state = ?, score = ?, hint = ? WHERE id = ? AND state = 'answered'",
+                (state, value, hint, turn),
+            )
+            if error:
+                self._event("unscored", error)
 
     # Train.
 

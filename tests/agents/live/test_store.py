@@ -14,7 +14,7 @@ import pytest
 from foresight.agents.live import score
 from foresight.agents.live.store import Store, Turn
 from foresight.errors import LostError, UserError
-from tests.sabotage import sabotaged_by
+from tests.sabotage import drop, sabotaged_by
 
 
 def turn(session: str = "s", reply: str = "hi", version: int = 0) -> Turn:
@@ -154,3 +154,22 @@ def test_a_scorer_that_is_down_leaves_turns_waiting(store: Store) -> None:
         score.step(store, down)
     assert store.counts()["answered"] == 1
     assert score.step(store, lambda t: (-1.0, "")) == 1 and store.turns("scored")[0].id == one
+
+
+@sabotaged_by("foresight.agents.live.store.Store.scored", drop("error"))
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), UserError("returned 'bad'"), OSError("gone")])
+def test_a_turn_that_cannot_be_scored_is_left_out_and_the_next_one_is_scored(store: Store, error: Exception) -> None:
+    for reply in ("one", "two"):
+        store.add(turn("s", reply))
+        store.request("s", conversation("hello", reply, "next"))
+    store.collect(60)
+
+    def rule(one: Turn) -> tuple[float, str]:
+        if one.reply == "one":
+            raise error
+        return 1.0, ""
+
+    assert score.step(store, rule, "rules.py:rate") == 2 and score.step(store, rule) == 0
+    assert [(t.reply, t.state) for t in store.turns()] == [("one", "unscored"), ("two", "scored")]
+    what = f"rules.py:rate: {type(error).__name__}: {error}"
+    assert store.events() == [("unscored", f"turn 1 of session s is left out: {what}")]
