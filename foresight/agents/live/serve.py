@@ -18,8 +18,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from foresight.agents import protocol
 from foresight.agents.live import engine as engines
@@ -41,8 +42,28 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
 
     `temperature` is that of requests that name none.
     """
-    app = FastAPI(title="foresight live", docs_url=None, redoc_url=None, openapi_url=None)
+
+    async def guard(request: Request) -> None:
+        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
+        if token is None and host not in LOCAL:
+            raise HTTPException(403, f"This server answers to {LOCAL[0]} only.")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+            raise HTTPException(401, "Send the token that `foresight live` printed, as Authorization: Bearer TOKEN.")
+        if not request.headers.get("content-length", "0").isdigit():
+            raise HTTPException(400, "Content-Length is no number.")
+        if int(request.headers.get("content-length", "0")) > LONGEST_BODY:
+            raise HTTPException(413, f"A request has at most {LONGEST_BODY} bytes.")
+
+    # A dependency and no middleware, which would hide from a request that its client hung up.
+    app = FastAPI(
+        title="foresight live", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)]
+    )
     lock = threading.Lock()
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, error.detail)
 
     async def kept(call: Callable[..., Any], *arguments: Any) -> Any:
         """Use the store in a thread, one call at a time."""
@@ -52,21 +73,6 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
                 return call(*arguments)
 
         return await asyncio.to_thread(run)
-
-    @app.middleware("http")
-    async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
-        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-        if token is None and host not in LOCAL:
-            return _error(403, f"This server answers to {LOCAL[0]} only.")
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
-            return _error(401, "Send the token that `foresight live` printed, as Authorization: Bearer TOKEN.")
-        if not request.headers.get("content-length", "0").isdigit():
-            return _error(400, "Content-Length is no number.")
-        if int(request.headers.get("content-length", "0")) > LONGEST_BODY:
-            return _error(413, f"A request has at most {LONGEST_BODY} bytes.")
-        response: Response = await call_next(request)
-        return response
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

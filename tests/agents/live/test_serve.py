@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from foresight.agents.live import engine as engines
 from foresight.agents.live import learn, serve
 from foresight.agents.live.engine import Engine
 from foresight.agents.live.store import Store
@@ -44,8 +47,10 @@ class Served:
         self.thread.start()
         while not self.server.started:
             time.sleep(0.01)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=TOKEN, max_retries=0, timeout=30)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key=TOKEN, max_retries=0, timeout=30
+        )
 
     def ask(self, *texts: str, session: str = "", headers: Any = None, **settings: Any) -> Any:
         messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
@@ -129,6 +134,29 @@ def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="role of message 0"):
         live.client.chat.completions.create(model="live", messages=[{"role": "king", "content": "x"}])
     assert [one.id for one in live.client.models.list()] == ["live"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_ends_its_turn(live: Served, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, logits, asked = live.engine.submit, live.engine.model.logits, list[engines.Request]()
+    monkeypatch.setattr(live.engine, "submit", lambda request: (asked.append(request), real(request)))
+
+    def slowly(hidden: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.03)
+        return logits(hidden).index_fill(-1, torch.tensor(0), -100.0)  # never the end
+
+    monkeypatch.setattr(live.engine.model, "logits", slowly)
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "stream": stream}).encode()
+    client = http.client.HTTPConnection("127.0.0.1", live.port)
+    client.request("POST", "/v1/chat/completions", body, {"X-Session-Id": "a"})
+    while not asked or not asked[0].tokens:
+        time.sleep(0.01)
+    client.close()
+    end = time.monotonic() + 10
+    while not asked[0].over and time.monotonic() < end:
+        time.sleep(0.01)
+    assert asked[0].over and asked[0].canceled and len(asked[0].tokens) < 50
+    assert live.store.turns() == []
 
 
 def test_a_token_and_a_host_guard_the_server(tmp_path: Path) -> None:
