@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import re
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.dialogue import as_data
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "testserver")
+PORT = re.compile(r":\d*$")  # of a Host
 LONGEST_BODY = 4_000_000  # bytes
 MAX_TOKENS = 256  # of a turn, by default
 LONGEST_NAME = 200  # characters of a session
@@ -44,7 +46,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
     """
 
     async def guard(request: Request) -> None:
-        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
+        host = PORT.sub("", request.headers.get("host", ""))
         if token is None and host not in LOCAL:
             raise HTTPException(403, f"This server answers to {LOCAL[0]} only.")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -59,6 +60,12 @@ class Served:
         return self.client.chat.completions.create(
             model="live", messages=messages, extra_headers={**named, **(headers or {})}, **given
         )
+
+    def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        client = http.client.HTTPConnection("127.0.0.1", self.port)
+        client.request("GET", path, headers=headers)
+        with contextlib.closing(client), client.getresponse() as answer:
+            return answer.status, json.loads(answer.read())
 
     def close(self) -> None:
         self.client.close()
@@ -172,6 +179,14 @@ def test_a_token_and_a_host_guard_the_server(tmp_path: Path) -> None:
 def test_another_host_is_refused_without_a_token(live: Served) -> None:
     with pytest.raises(openai.PermissionDeniedError):
         live.client.with_options(default_headers={"Host": "evil.example"}).models.list()
+
+
+def test_this_machine_is_answered_by_any_of_its_names(live: Served) -> None:
+    for host in ("localhost", "127.0.0.1:8000", "[::1]", "[::1]:8000"):
+        assert live.get("/v1/models", Host=host)[0] == 200
+    for host in ("::1", "evil.example:8000", "localhost:8000.evil.example", ""):
+        status, document = live.get("/v1/models", Host=host)
+        assert status == 403 and document["error"]["message"] == "This server answers to localhost only."
 
 
 def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> None:
