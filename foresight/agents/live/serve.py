@@ -2,7 +2,7 @@
 
 Headers of a request: `X-Session-Id` names the conversation (without it a turn is served and not kept), `X-Turn-Type:
 side` serves without keeping, `X-Session-Done: 1` marks the last request, `X-Session-Train: off` opts the session out
-for good. The `model` of a reply is `live-VERSION`.
+for good. A header that repeats is refused. The `model` of a reply is `live-VERSION`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.dialogue import as_data
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "testserver")
+HEADERS = ("X-Session-Id", "X-Turn-Type", "X-Session-Done", "X-Session-Train")
 PORT = re.compile(r":\d*$")  # of a Host
 LONGEST_BODY = 4_000_000  # bytes
 MAX_TOKENS = 256  # of a turn, by default
@@ -90,6 +91,9 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
 
     @app.post("/v1/chat/completions")
     async def chat(http: Request) -> Response:
+        for name in HEADERS:
+            if len(http.headers.getlist(name)) > 1:
+                return _error(400, f"The header {name} is given more than once: send it once.")
         body = await http.body()
         if len(body) > LONGEST_BODY:
             return _error(413, f"A request has at most {LONGEST_BODY} bytes.")

@@ -166,6 +166,19 @@ def test_a_client_that_hangs_up_ends_its_turn(live: Served, stream: bool, monkey
     assert live.store.turns() == []
 
 
+def test_a_header_that_repeats_is_refused(live: Served) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}).encode()
+    for name in serve.HEADERS:
+        client = http.client.HTTPConnection("127.0.0.1", live.port)
+        client.putrequest("POST", "/v1/chat/completions")
+        for key, value in (("Content-Length", str(len(body))), (name, "a"), (name, "b")):
+            client.putheader(key, value)
+        client.endheaders(body)
+        with contextlib.closing(client), client.getresponse() as answer:
+            assert answer.status == 400 and f"{name} is given more than once" in answer.read().decode()
+    assert live.store.turns() == []
+
+
 def test_a_token_and_a_host_guard_the_server(tmp_path: Path) -> None:
     made = Served(tmp_path, token=TOKEN)
     try:
