@@ -163,7 +163,10 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
 async def _stream(
     engine: Engine, request: engines.Request, news: asyncio.Queue[int], finish: Callable[[], Any]
 ) -> AsyncIterator[str]:
-    """A turn as server-sent events: text as it is written; from the first call of a tool on, all of it at the end."""
+    """A turn as server-sent events: text as it is written; from the first call of a tool on, all of it at the end.
+
+    Together the texts are that of a reply which is not streamed, without white space around it.
+    """
     head, shown = _head(request, "chat.completion.chunk"), 0
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
@@ -174,7 +177,7 @@ async def _stream(
         yield chunk({"role": "assistant", "content": ""})
         while not request.over:
             await news.get()
-            text = visible(engines.texts_of(engine.model, request.tokens[:]))
+            text = visible(engines.texts_of(engine.model, request.tokens[:])).strip()
             if len(text) > shown:
                 yield chunk({"content": text[shown:]})
                 shown = len(text)
@@ -182,12 +185,11 @@ async def _stream(
             yield f"data: {json.dumps({'error': {'message': request.error, 'type': 'server_error'}})}\n\n"
             return
         await finish()
-        whole = engine.model.decode(request.tokens)
-        message = protocol.reply(whole)
+        message = protocol.reply(engine.model.decode(request.tokens))
+        if rest := (message["content"] or "")[shown:]:
+            yield chunk({"content": rest})
         if calls := message.get("tool_calls"):
             yield chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
-        elif len(whole) > shown:
-            yield chunk({"content": whole[shown:]})
         yield chunk({}, _reason(request, message))
         yield "data: [DONE]\n\n"
     finally:

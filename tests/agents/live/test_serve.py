@@ -23,6 +23,7 @@ from foresight.envs.tools import tool
 from foresight.nets.language.model import LanguageModel
 from tests import tiny_language
 from tests.agents.live.test_learn import TEMPLATE
+from tests.sabotage import sabotaged_by
 
 openai = pytest.importorskip("openai")
 uvicorn = pytest.importorskip("uvicorn")
@@ -103,7 +104,7 @@ def test_a_stream_has_the_same_text(live: Served) -> None:
     seed, whole = next((seed, one) for seed, one in replies if one.usage.completion_tokens > 6)
     chunks = list(live.ask("hi", seed=seed, max_tokens=12, stream=True, session="b"))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text.strip() == whole.choices[0].message.content and len(chunks) > 3
+    assert text == whole.choices[0].message.content and len(chunks) > 3
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert [turn.session for turn in live.store.turns()] == ["b"]
 
@@ -113,6 +114,74 @@ def test_a_stream_has_the_same_text(live: Served) -> None:
 ])  # fmt: skip
 def test_what_may_become_a_call_is_not_shown_yet(text: str, shown: str) -> None:
     assert serve.visible(text) == shown
+
+
+def writes(live: Served, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let the model write `text`, in six tokens, whatever it reads."""
+    model, logits, part = live.engine.model, live.engine.model.logits, -(-len(text) // 6)
+    monkeypatch.setattr(model, "logits", lambda hidden: logits(hidden).index_fill(-1, torch.tensor(0), -100.0))
+    monkeypatch.setattr(model, "encode", lambda messages: [5, 6, 7])  # tools do not fit its context
+    monkeypatch.setattr(model, "decode", lambda tokens: text[: part * len(tokens)])
+
+
+def joined(chunks: Any) -> tuple[dict[str, Any], str]:
+    """The message and the reason of a stream."""
+    text, calls, reason = "", [], ""
+    for chunk in chunks:
+        choice = chunk.choices[0]
+        text += choice.delta.content or ""
+        calls += [call.model_dump(exclude={"index"}) for call in choice.delta.tool_calls or ()]
+        reason = choice.finish_reason or reason
+    return {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}, reason
+
+
+@sabotaged_by("foresight.agents.live.serve.visible", lambda real: lambda text: text)
+@sabotaged_by("foresight.agents.live.store.Store.request", lambda real: lambda self, *given: None)
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_answered_by_what_their_tools_return(
+    live: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    writes(live, monkeypatch, f"\n Look: {tool.write('add', a=1, b=2)} {tool.write('now')}\n")
+    asked: dict[str, Any] = {"tools": [protocol_tool("add"), protocol_tool("now")], "max_tokens": 6}
+    messages: list[Any] = [{"role": "user", "content": "1+2?"}]
+
+    def ask(stream: bool) -> tuple[dict[str, Any], str]:
+        found = live.client.chat.completions.create(
+            model="live", messages=messages, extra_headers={"X-Session-Id": "a"}, stream=stream, **asked
+        )
+        if stream:
+            return joined(found)
+        return found.choices[0].message.model_dump(exclude_none=True), found.choices[0].finish_reason
+
+    message, reason = ask(stream)
+    called = [(call["type"], call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+    assert called == [("function", "add", '{"a": 1, "b": 2}'), ("function", "now", "{}")]
+    one, two = (call["id"] for call in message["tool_calls"])
+    messages += [message, {"role": "tool", "tool_call_id": one, "content": "3"}]
+    messages += [{"role": "tool", "tool_call_id": two, "content": "12:00"}]
+    for found, why in ((message, reason), ask(not stream)):
+        assert why == "tool_calls" and (found.get("content") or "") == "Look:"
+    live.store.collect(60)
+    first, second = live.store.turns()
+    results = "<tool_response>3</tool_response>\n<tool_response>12:00</tool_response>"
+    assert first.next == {"role": "user", "content": results} and second.state == "served"
+
+
+def protocol_tool(name: str) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_white_space_around_a_turn_does_not_keep_it_from_being_answered(
+    live: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    writes(live, monkeypatch, " Paris is\n it. \n")
+    found = live.ask("hi", session="a", stream=stream)
+    text = joined(found)[0]["content"] if stream else found.choices[0].message.content
+    assert text == "Paris is\n it."
+    live.ask("hi", f"{text} \n", "thanks", session="a")
+    live.store.collect(60)
+    assert [turn.state for turn in live.store.turns()] == ["answered", "served"]
 
 
 def test_only_turns_that_can_be_trained_on_are_kept(live: Served) -> None:

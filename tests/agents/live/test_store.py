@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ import pytest
 from foresight.agents.live import score
 from foresight.agents.live.store import Store, Turn
 from foresight.errors import LostError, UserError
-from tests.sabotage import drop, sabotaged_by
+from tests.sabotage import change, drop, sabotaged_by
 
 
 def turn(session: str = "s", reply: str = "hi", version: int = 0) -> Turn:
@@ -55,6 +56,26 @@ def test_two_clients_in_one_session_do_not_answer_for_each_other(store: Store) -
     store.collect(60)
     found = {t.id: t for t in store.turns()}
     assert found[first].next == {"role": "user", "content": "to one"} and found[second].state == "served"
+
+
+@sabotaged_by(
+    "foresight.agents.live.store.Store.add", change("turn", lambda one: dataclasses.replace(one, reply="hi!"))
+)
+def test_white_space_around_a_reply_is_no_difference(store: Store) -> None:
+    store.add(turn(reply=" hi\n"))
+    store.request("s", conversation("hello", "hi ", "thanks"))
+    assert store.collect(60) == 1 and store.turns("answered")[0].reply == "hi"
+
+
+@sabotaged_by("foresight.agents.live.store.Store.collect", lambda real: lambda self, patience: 0)
+def test_a_request_answers_no_turn_that_was_served_after_it(store: Store) -> None:
+    for text in ("one", "two"):  # the model repeats itself
+        store.add(turn())
+        store.request("s", conversation("hello", "hi", text))
+    last = store.add(turn())
+    store.collect(60)
+    found = {t.id: t.next and t.next["content"] for t in store.turns()}
+    assert found == {1: "one", 2: "two", last: None}
 
 
 def _any_reply(real: Any) -> Any:
