@@ -91,7 +91,9 @@ def live(
     if not 0 < port < 65_536:
         raise UserError(f"--port must be between 1 and 65535, not {port}.")
     _free(host, port)
-    from foresight.agents.live import loops, train
+    import uvicorn  # noqa: F401  # raises before anything is started: it is in an extra, as FastAPI is
+
+    from foresight.agents.live import loops, serve, train  # noqa: F401
     from foresight.runtime import machine
     from foresight.runtime.distributed import ray_cluster
     from foresight.runtime.reasoning.think import exported

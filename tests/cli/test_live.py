@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,4 +63,19 @@ def test_mistakes_get_a_sentence(
         free.close()
         assert main(["live", *[known.get(one, one) for one in arguments], *out, *port]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
+    assert not (run.parent / "new").exists()
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_a_missing_extra_is_named_before_anything_is_started(
+    run: Path, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "foresight.agents.live.serve", raising=False)
+    monkeypatch.delattr("foresight.agents.live.serve", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    assert main(["live", "smollm2", "--out", str(run.parent / "new"), "--port", port]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"The package '{package}' is missing: pip install 'foresight[studio]'" in said and "Serving" not in said
     assert not (run.parent / "new").exists()

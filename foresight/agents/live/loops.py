@@ -29,29 +29,40 @@ LOOPS = ("serve", "collect", "score", "train")
 TOKEN = "FORESIGHT_LIVE_TOKEN"  # environment variable: it stands in no file
 PAUSE = 0.5  # seconds between looks at the store
 AGAIN = 2.0  # seconds before a loop is restarted
+STEADY, TRIES = 60.0, 3  # a loop that fails within so many seconds of its start, so many times in a row, ends the run
 RETRY = 10.0  # seconds before what was lost is tried again
 BEHIND = 10  # niceness of the trainer
 REHEARSED = 64  # questions of the check whose first answers are rehearsed
 
 
 def supervise(folder: Path, report: Callable[[str], object], stop: threading.Event) -> None:
-    """Run the four loops until `stop` is set, and report versions and events as they come."""
+    """Run the four loops until `stop` is set, and report versions and events as they come.
+
+    Raises UserError, with the error of the loop, if one fails at its start again and again.
+    """
     store, environment = Store(folder), dict(os.environ)
     children: dict[str, subprocess.Popen[bytes]] = {}
-    again = dict.fromkeys(LOOPS, 0.0)
+    again, began, failed = dict.fromkeys(LOOPS, 0.0), dict.fromkeys(LOOPS, 0.0), dict.fromkeys(LOOPS, 0)
     seen_versions, seen_events = len(store.versions()), len(store.events())
     try:
         while not stop.is_set():
             for loop in LOOPS:
                 child = children.get(loop)
-                if child is not None and child.poll() is not None:
-                    report(f"{loop} ended, {process.ending(child.returncode)}; it starts again")
+                if child is not None and (code := child.poll()) is not None:
                     process.kill(child)
                     children.pop(loop)
+                    early = code > 0 and time.monotonic() - began[loop] < STEADY  # a signal is no failure of its own
+                    failed[loop] = failed[loop] + 1 if early else 0
+                    if failed[loop] == TRIES:
+                        why = next((text for kind, text in reversed(store.events()) if kind == loop), "")
+                        raise UserError(
+                            f"{loop} failed {TRIES} times in a row at its start, {process.ending(code)}. {why}"
+                        )
+                    report(f"{loop} ended, {process.ending(code)}; it starts again")
                     again[loop] = time.monotonic() + AGAIN
                 if loop not in children and time.monotonic() >= again[loop]:
                     command = [sys.executable, "-m", "foresight.agents.live.loops", loop, str(folder)]
-                    children[loop] = process.start(command, environment)
+                    children[loop], began[loop] = process.start(command, environment), time.monotonic()
             versions, events = store.versions(), store.events()
             for version in versions[seen_versions:]:
                 numbers = "  ".join(f"{k} {v:.3g}" for k, v in version["metrics"].items() if k != "rejected")
@@ -67,16 +78,21 @@ def supervise(folder: Path, report: Callable[[str], object], stop: threading.Eve
 
 
 def main(loop: str, folder: Path) -> None:
-    """Run one loop until it is killed."""
+    """Run one loop until it is killed. An event has the error that ends it."""
     threading.Thread(target=_with_parent, args=(os.getppid(),), daemon=True).start()
     settings, config = read(folder)
     store = Store(folder)
-    if settings.ray and loop in ("score", "train"):
-        from foresight.agents.live import on_ray
+    try:
+        if settings.ray and loop in ("score", "train"):
+            from foresight.agents.live import on_ray
 
-        on_ray.run(loop, store, settings, config)
-    else:
-        run(loop, store, settings, config)
+            on_ray.run(loop, store, settings, config)
+        else:
+            run(loop, store, settings, config)
+    except (Exception, SystemExit) as error:  # on Ray it exits with a sentence
+        sentence = isinstance(error, UserError | SystemExit)
+        _event(store, loop, f"{'' if sentence else f'{type(error).__name__}: '}{error}")
+        raise
 
 
 def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
