@@ -136,14 +136,17 @@ def _task(settings: Settings) -> TextTask:
     return task
 
 
-def scorer(settings: Settings) -> Any:
-    """The function that scores a turn. Raises UserError for a place that is none."""
+def scorer(settings: Settings, report: Callable[[str], object] = lambda text: None) -> Any:
+    """The function that scores a turn; `report` is called where a message tries to mislead it.
+
+    Raises UserError for a place that is none.
+    """
     from foresight.agents.live import score
 
     if settings.score.startswith(("http://", "https://")):
         from foresight.planning.generation.server import Server
 
-        return score.server(Server(settings.score, None).chat)
+        return score.server(Server(settings.score, None).chat, report=report)
     if Path(settings.score).is_dir():
         from foresight.nets.language import pretrained
         from foresight.planning.reasoning import verifiers
@@ -179,7 +182,8 @@ def _score(store: Store, settings: Settings) -> None:
 
     if not settings.score:
         threading.Event().wait()
-    give = functools.cache(lambda: scorer(settings))  # in the loop: a judge may be down when this process begins
+    # Made in the loop: a judge may be down when this process begins.
+    give = functools.cache(lambda: scorer(settings, lambda text: _event(store, "injection", text)))
     _forever(lambda: score.step(store, give(), settings.score), store, "score")
 
 

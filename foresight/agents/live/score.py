@@ -39,6 +39,9 @@ Answer with one line `HINT: ` and what the assistant should have done, if the ne
 \\boxed{{1}} if the reply was good, \\boxed{{-1}} if it was bad, \\boxed{{0}} if this cannot be known."""
 
 
+TAGS = re.compile(r"<(?=\s*/?\s*(conversation|reply|next)\b)", re.IGNORECASE)
+
+
 def rules(place: str | Callable[..., Any], seconds: float = SECONDS) -> Score:
     """A user's function `file.py:name(messages, reply, next)`, which returns a score, or a score and a hint.
 
@@ -57,16 +60,24 @@ def rules(place: str | Callable[..., Any], seconds: float = SECONDS) -> Score:
     return score
 
 
-def server(chat: Callable[..., str], votes: int = VOTES) -> Score:
+def server(chat: Callable[..., str], votes: int = VOTES, report: Callable[[str], object] = lambda text: None) -> Score:
     """The majority of `votes` of a model; `chat(messages, max_new_tokens, temperature, seed)` writes one.
 
-    A tie is 0. No vote that can be read is no score. Raises LostError where the server is down or lets nobody in.
+    A tie is 0. No vote that can be read is no score. A tag of the question in what it quotes gets another bracket, and
+    `report` is called once for each session that has one. Raises LostError where the server is down or lets nobody in.
     """
+    known: set[str] = set()
 
     def score(turn: Turn) -> tuple[float, str]:
         before = "\n".join(f"{message['role']}: {message['content']}" for message in turn.messages[-6:])
         following = f"{turn.next['role']}: {turn.next['content']}" if turn.next else ""
-        question = QUESTION.format(before=before, reply=turn.reply, next=following)
+        fields = {"before": before, "reply": turn.reply, "next": following}
+        if any(TAGS.search(text) for text in fields.values()) and turn.session not in known:
+            known.add(turn.session)
+            report(
+                f"session {turn.session} writes tags of the judge's question, which were escaped: see turn {turn.id}"
+            )
+        question = QUESTION.format(**{name: TAGS.sub("‹", text) for name, text in fields.items()})
         asked = [{"role": "user", "content": question}]
         try:
             texts = [chat(asked, 256, TEMPERATURE, seed) for seed in range(votes)]

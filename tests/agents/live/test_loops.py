@@ -101,7 +101,7 @@ def test_turns_wait_while_the_judge_is_down_and_are_scored_when_it_answers(
             raise LostError("down" if number < 3 else "busy")
         return 1.0, ""
 
-    def scorer(_: settings.Settings) -> Callable[[Turn], tuple[float, str]]:
+    def scorer(_: settings.Settings, report: Callable[[str], object]) -> Callable[[Turn], tuple[float, str]]:
         if not waits:  # it is down when the process begins, too
             raise LostError("down")
         return judge
