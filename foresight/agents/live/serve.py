@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import json
 import re
+import sqlite3
 import sys
 import threading
 import time
@@ -67,6 +68,10 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         return _error(error.status_code, error.detail)
+
+    @app.exception_handler(sqlite3.OperationalError)
+    async def lost(request: Request, error: sqlite3.OperationalError) -> Response:
+        return _error(503, f"This run cannot keep what was asked: {error}. Send the request again later.")
 
     async def kept(call: Callable[..., Any], *arguments: Any) -> Any:
         """Use the store in a thread, one call at a time."""
@@ -165,13 +170,15 @@ async def _stream(
 ) -> AsyncIterator[str]:
     """A turn as server-sent events: text as it is written; from the first call of a tool on, all of it at the end.
 
-    Together the texts are that of a reply which is not streamed, without white space around it.
+    Together the texts are that of a reply which is not streamed. The last chunk of a turn that could not be kept has
+    `turn_kept` false, as a reply has the header `X-Turn-Kept: no`.
     """
     head, shown = _head(request, "chat.completion.chunk"), 0
 
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
+    def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> str:
         head["model"] = f"live-{request.version}"
-        return f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': reason}]})}\n\n"
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        return f"data: {json.dumps({**head, **more, 'choices': [choice]})}\n\n"
 
     try:
         yield chunk({"role": "assistant", "content": ""})
@@ -184,13 +191,13 @@ async def _stream(
         if request.error:
             yield f"data: {json.dumps({'error': {'message': request.error, 'type': 'server_error'}})}\n\n"
             return
-        await finish()
+        stored = await finish()
         message = protocol.reply(engine.model.decode(request.tokens))
         if rest := (message["content"] or "")[shown:]:
             yield chunk({"content": rest})
         if calls := message.get("tool_calls"):
             yield chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
-        yield chunk({}, _reason(request, message))
+        yield chunk({}, _reason(request, message), **({} if stored else {"turn_kept": False}))
         yield "data: [DONE]\n\n"
     finally:
         request.canceled = True  # if the client hung up; nothing otherwise
@@ -261,8 +268,6 @@ def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Queue[int], length: int
 
 async def _safely(kept: Callable[..., Any], call: Callable[..., Any], *arguments: Any) -> bool:
     """Write to the store; where the disk is full the turn is served all the same, and a line is printed."""
-    import sqlite3
-
     try:
         await kept(call, *arguments)
     except sqlite3.OperationalError as error:

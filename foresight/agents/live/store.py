@@ -88,10 +88,11 @@ class Store:
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._base.execute("COMMIT")
         except BaseException:
-            self._base.execute("ROLLBACK")
+            if self._base.in_transaction:  # where the disk is full, SQLite may have rolled back
+                self._base.execute("ROLLBACK")
             raise
-        self._base.execute("COMMIT")
 
     # Serve.
 

@@ -12,6 +12,7 @@ from foresight.agents.live import loops, settings
 from foresight.agents.live.store import Store, Turn
 from foresight.errors import LostError, UserError
 from foresight.sandbox import process
+from tests.agents.live.test_store import fill, make_room
 from tests.sabotage import sabotaged_by
 
 
@@ -118,3 +119,24 @@ def test_turns_wait_while_the_judge_is_down_and_are_scored_when_it_answers(
         loops._score(store, settings.Settings(score="http://judge/v1"))
     assert store.events() == [("score", "turns wait: down"), ("score", "turns wait: busy")]
     assert waits == [loops.RETRY] * 4 + [loops.PAUSE] and store.counts()["scored"] == 1
+
+
+def test_a_full_disk_is_printed_and_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            make_room(store)
+        if seconds == loops.PAUSE:
+            raise Over
+
+    answered(store)
+    fill(store)
+    monkeypatch.setattr(loops.time, "sleep", sleep)
+    with pytest.raises(Over):
+        loops._forever(lambda: store.event("x", "y" * 600), store, "train")
+    assert waits == [loops.RETRY, loops.RETRY, loops.PAUSE]
+    assert capsys.readouterr().err == "train: turns wait: database or disk is full\n"

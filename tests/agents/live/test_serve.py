@@ -23,6 +23,7 @@ from foresight.envs.tools import tool
 from foresight.nets.language.model import LanguageModel
 from tests import tiny_language
 from tests.agents.live.test_learn import TEMPLATE
+from tests.agents.live.test_store import fill, make_room
 from tests.sabotage import sabotaged_by
 
 openai = pytest.importorskip("openai")
@@ -311,3 +312,32 @@ def test_a_full_disk_serves_and_keeps_nothing(live: Served, monkeypatch: pytest.
 
     monkeypatch.setattr(Store, "add", full)
     assert live.ask("hi", session="a").choices
+
+
+@sabotaged_by("foresight.agents.live.serve._safely", lambda real: _always(real))
+def test_a_database_that_is_full_is_reported_with_each_turn_and_opts_nobody_out_in_silence(live: Served) -> None:
+    fill(live.store)
+    count, create = len(live.store.turns()), live.client.chat.completions.create
+    asked: Any = {"model": "live", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    asked["extra_headers"] = {"X-Session-Id": "a"}
+    raw = live.client.chat.completions.with_raw_response.create(**asked)
+    assert raw.headers.get("X-Turn-Kept") == "no" and raw.parse().choices
+    last = list(create(**asked, stream=True))[-1]
+    assert last.choices[0].finish_reason and last.model_dump().get("turn_kept") is False
+    out = {**asked, "extra_headers": {"X-Session-Id": "a", "X-Session-Train": "off"}}
+    with pytest.raises(openai.InternalServerError, match=r"full\. Send the request again later"):
+        create(**out)
+    assert len(live.store.turns()) == count
+    make_room(live.store)
+    raw = live.client.chat.completions.with_raw_response.create(**asked)
+    assert "X-Turn-Kept" not in raw.headers and len(live.store.turns()) == count + 1
+    assert "turn_kept" not in list(create(**asked, stream=True))[-1].model_dump()
+    create(**out)
+    assert len(live.store.turns()) == count
+
+
+def _always(real: Any) -> Any:
+    async def kept(*given: Any) -> bool:
+        return bool(await real(*given)) or True
+
+    return kept

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import multiprocessing
 import os
 import random
 import signal
+import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,32 @@ def turn(session: str = "s", reply: str = "hi", version: int = 0) -> Turn:
 
 def conversation(*texts: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+FILL = (  # of a row of some size in each table
+    "INSERT INTO turns (session, version, created, messages, reply, prompt, tokens, logprob, temperature, state) "
+    "VALUES ('', 0, 0, ?, '', x'', x'', x'', 1, 'stale')",
+    "INSERT INTO versions (number, folder, created, metrics) SELECT min(number) - 1, '', 0, ? FROM versions",
+    "INSERT INTO settings (name, value) SELECT count(*), ? FROM settings",
+    "INSERT INTO events (created, kind, text) VALUES (0, '', ?)",
+)
+
+
+def fill(store: Store) -> None:
+    """Leave no room in the database: SQLite itself refuses what is added."""
+    store._base.execute("PRAGMA synchronous=OFF")
+    pages = store._base.execute("PRAGMA page_count").fetchone()[0]
+    store._base.execute(f"PRAGMA max_page_count={pages}")
+    for statement in FILL:
+        for size in (500, 50, 0):
+            with pytest.raises(sqlite3.OperationalError, match="full"):
+                while True:
+                    store._base.execute(statement, (f'"{"x" * size}"',))
+
+
+def make_room(store: Store) -> None:
+    """The disk has room again."""
+    store._base.execute("PRAGMA max_page_count=1000000")
 
 
 @pytest.fixture
@@ -194,3 +223,33 @@ def test_a_turn_that_cannot_be_scored_is_left_out_and_the_next_one_is_scored(sto
     assert [(t.reply, t.state) for t in store.turns()] == [("one", "unscored"), ("two", "scored")]
     what = f"rules.py:rate: {type(error).__name__}: {error}"
     assert store.events() == [("unscored", f"turn 1 of session s is left out: {what}")]
+
+
+@sabotaged_by("foresight.agents.live.store.Store.transaction", lambda real: _twice(real))
+def test_a_transaction_that_a_full_disk_ends_changes_nothing(store: Store) -> None:
+    one = store.add(turn())
+    store.request("s", conversation("hello", "hi", "next"))
+    store.collect(60)
+    store.scored(one, 1.0)
+    fill(store)
+    with pytest.raises(sqlite3.OperationalError) as found:
+        store.publish(1, "f" * 100, {}, [one])
+    assert "full" in str(found.value) and store.counts()["scored"] == 1 and store.active() == 0
+    make_room(store)
+    store.publish(1, "f" * 100, {}, [one])
+    assert store.counts()["trained"] == 1 and store.active() == 1
+
+
+def _twice(real: Any) -> Any:
+    """Rolls back what SQLite has rolled back, which is another error."""
+
+    @contextlib.contextmanager
+    def begun(self: Store) -> Iterator[None]:
+        with real(self):
+            try:
+                yield
+            except BaseException:
+                self._base.execute("ROLLBACK")
+                raise
+
+    return begun
