@@ -47,7 +47,7 @@ def live(
 
     Args:
         model: "smollm2", a run with an export, a Hugging Face folder, a hub id, or the folder of a live run, whose own
-            settings then hold, but for host, port and device.
+            settings then hold, but for host, port and device; give a --score whose URL has a password again.
         out: the folder of the run.
         score: what scores a turn from the next message: file.py:name, the URL of an OpenAI-compatible server, or the
             folder of a reward model. Without one, turns are kept and not trained on.
@@ -94,10 +94,12 @@ def live(
     import uvicorn  # noqa: F401  # raises before anything is started: it is in an extra, as FastAPI is
 
     from foresight.agents.live import loops, serve, train  # noqa: F401
+    from foresight.planning.generation.server import without_user
     from foresight.runtime import machine
     from foresight.runtime.distributed import ray_cluster
     from foresight.runtime.reasoning.think import exported
 
+    judge = _absolute(score)
     where = str(machine.pick_device(device))
     folder = Path(model if known else out)
     if known:
@@ -114,11 +116,15 @@ def live(
             model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
             hint_top_k=hint_top_k, kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
-        settings = live_settings.Settings(host, port, _absolute(score), where, temperature, check=check, ray=ray)
+        settings = live_settings.Settings(host, port, judge, where, temperature, check=check, ray=ray)
+    public = without_user(settings.score)
+    if without_user(judge) != public:
+        judge = settings.score
+    settings = dataclasses.replace(settings, score=public)
     if ray:
         ray_cluster.connect(0, ray)[0].shutdown()  # raises: nothing runs there
     if settings.score:
-        loops.scorer(settings)  # raises a sentence before anything is started
+        loops.scorer(dataclasses.replace(settings, score=judge))  # raises a sentence before anything is started
     if settings.check:
         loops.checker(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,6 +133,9 @@ def live(
     train.begin(store, config.model)
     store.close()
     os.environ.pop(loops.TOKEN, None)
+    os.environ.pop(loops.JUDGE, None)
+    if judge != public:
+        os.environ[loops.JUDGE] = judge  # the user and password of a URL stand in no file, as the token
     token = None if host in HERE else secrets.token_urlsafe(24)
     if token is not None:
         os.environ[loops.TOKEN] = token

@@ -6,6 +6,7 @@ python -m foresight.agents.live.loops LOOP FOLDER    is one of them
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sqlite3
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # imports torch
 
 LOOPS = ("serve", "collect", "score", "train")
 TOKEN = "FORESIGHT_LIVE_TOKEN"  # environment variable: it stands in no file
+JUDGE = "FORESIGHT_LIVE_SCORE"  # environment variable: `--score` with the user and password of its URL
 PAUSE = 0.5  # seconds between looks at the store
 AGAIN = 2.0  # seconds before a loop is restarted
 STEADY, TRIES = 60.0, 3  # a loop that fails within so many seconds of its start, so many times in a row, ends the run
@@ -81,6 +83,7 @@ def main(loop: str, folder: Path) -> None:
     """Run one loop until it is killed. An event has the error that ends it."""
     threading.Thread(target=_with_parent, args=(os.getppid(),), daemon=True).start()
     settings, config = read(folder)
+    settings = dataclasses.replace(settings, score=os.environ.get(JUDGE, settings.score))
     store = Store(folder)
     try:
         if settings.ray and loop in ("score", "train"):
@@ -179,12 +182,14 @@ def _serve(store: Store, settings: Settings, config: Config) -> None:
 
 def _score(store: Store, settings: Settings) -> None:
     from foresight.agents.live import score
+    from foresight.planning.generation.server import without_user
 
     if not settings.score:
         threading.Event().wait()
+    name = without_user(settings.score)
     # Made in the loop: a judge may be down when this process begins.
     give = functools.cache(lambda: scorer(settings, lambda text: _event(store, "injection", text)))
-    _forever(lambda: score.step(store, give(), settings.score), store, "score")
+    _forever(lambda: score.step(store, give(), name), store, "score")
 
 
 def behind() -> None:
