@@ -118,9 +118,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
             if keeps:
                 done = http.headers.get("x-session-done", "") in ("1", "true")
                 await _safely(kept, store.request, session, messages, done)
-        main = http.headers.get("x-turn-type", "main") == "main"
-        # A turn that was truncated by top-p or chosen greedily has no probability to correct by.
-        trains = keeps and main and engine_request.temperature > 0 and engine_request.top_p == 1
+        trains = keeps and _trains(http, engine_request)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[int]()
         engine_request.progress = lambda r: _tell(loop, news, len(r.tokens))
         try:
@@ -245,6 +243,11 @@ def _request(
         float(given.get("top_p") or 1.0), tuple(stop), uuid.uuid4().int % 2**31 if seed is None else int(seed) % 2**31,
     )  # fmt: skip
     return request, messages
+
+
+def _trains(http: Request, request: engines.Request) -> bool:
+    """Whether a turn can be trained on: one truncated by top-p or chosen greedily has no probability to correct by."""
+    return http.headers.get("x-turn-type", "main") == "main" and request.temperature > 0 and request.top_p == 1
 
 
 def _head(request: engines.Request, kind: str) -> dict[str, Any]:

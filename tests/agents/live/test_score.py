@@ -33,6 +33,12 @@ def test_votes_are_counted(texts: list[str], value: float, hint: str) -> None:
     assert found[1] == hint and (found[0] == value or (math.isnan(found[0]) and math.isnan(value)))
 
 
+@sabotaged_by("foresight.agents.live.score.majority", lambda real: lambda texts: real(texts[:1]))
+def test_a_judge_is_outvoted_by_itself() -> None:
+    votes = iter([r"\boxed{-1}", r"\boxed{1}", r"\boxed{1}"])
+    assert score.server(lambda *_: next(votes))(TURN) == (1.0, "")
+
+
 def test_a_model_on_a_server_votes_on_quoted_data() -> None:
     asked = []
 

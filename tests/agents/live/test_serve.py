@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -185,6 +186,8 @@ def test_white_space_around_a_turn_does_not_keep_it_from_being_answered(
     assert [turn.state for turn in live.store.turns()] == ["answered", "served"]
 
 
+@sabotaged_by("foresight.agents.live.serve._trains", lambda real: lambda http, request: True)
+@sabotaged_by("foresight.agents.live.serve._opted_out", lambda real: lambda store, session: False)
 def test_only_turns_that_can_be_trained_on_are_kept(live: Served) -> None:
     live.ask("hi")  # no session
     live.ask("hi", session="a", headers={"X-Turn-Type": "side"})
@@ -298,10 +301,30 @@ def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> No
     assert len(live.store.turns()) == 48 and {t.version for t in live.store.turns()} <= {0, 1, 2}
 
 
-def test_many_sessions_at_once(live: Served) -> None:
-    with ThreadPoolExecutor(20) as pool:
-        replies = list(pool.map(lambda number: live.ask("hi", session=f"s{number}", max_tokens=1), range(200)))
-    assert len(replies) == 200 and len({turn.session for turn in live.store.turns()}) == 200
+def test_two_hundred_sessions_at_once(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, waiting = live.engine.submit, list[engines.Request]()
+
+    def hold(request: engines.Request) -> None:
+        waiting.append(request)
+        if len(waiting) == 200:  # all of them are there
+            for one in waiting:
+                real(one)
+
+    monkeypatch.setattr(live.engine, "submit", hold)
+
+    async def ask(number: int) -> bytes:
+        body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
+        head = f"Host: localhost\r\nX-Session-Id: s{number}\r\nContent-Length: {len(body)}\r\nConnection: close"
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
+        with contextlib.closing(writer):
+            return await reader.read()
+
+    async def all_of_them() -> list[bytes]:
+        return await asyncio.wait_for(asyncio.gather(*(ask(number) for number in range(200))), 60)
+
+    assert all(reply.startswith(b"HTTP/1.1 200") and b'"live-0"' in reply for reply in asyncio.run(all_of_them()))
+    assert sorted(turn.session for turn in live.store.turns()) == sorted(f"s{number}" for number in range(200))
 
 
 def test_a_full_disk_serves_and_keeps_nothing(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:

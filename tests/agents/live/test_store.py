@@ -77,6 +77,28 @@ def test_a_turn_goes_its_way(store: Store) -> None:
     assert store.active() == 1 and len(store.versions()) == 2
 
 
+def _unchecked(real: Any) -> Any:
+    """Publishes for turns that do not wait, too."""
+
+    def publish(self: Store, number: int, folder: str, metrics: dict[str, Any], turns: list[int]) -> None:
+        waiting = {one.id for one in self.turns("scored")}
+        real(self, number, folder, metrics, [one for one in turns if one in waiting])
+
+    return publish
+
+
+@sabotaged_by("foresight.agents.live.store.Store.publish", _unchecked)
+def test_no_version_is_published_for_a_turn_that_was_trained_on(store: Store) -> None:
+    one = store.add(turn())
+    store.request("s", conversation("hello", "hi", "thanks"))
+    store.collect(60)
+    store.scored(one, 1.0)
+    for number in (1, 2):
+        with contextlib.suppress(UserError):
+            store.publish(number, "folder", {}, [one])
+    assert store.active() == 1 and [version["number"] for version in store.versions()] == [0, 1]
+
+
 @sabotaged_by("foresight.agents.live.store.Store.request", lambda real: _any_reply(real))
 def test_two_clients_in_one_session_do_not_answer_for_each_other(store: Store) -> None:
     first, second = store.add(turn(reply="one")), store.add(turn(reply="two"))
@@ -113,6 +135,7 @@ def _any_reply(real: Any) -> Any:
     )
 
 
+@sabotaged_by("foresight.agents.live.store.Store.collect", change("patience", abs))
 def test_turns_without_a_next_state_end(store: Store) -> None:
     store.add(turn())
     store.request("s", conversation("bye"), done=True)
@@ -122,6 +145,7 @@ def test_turns_without_a_next_state_end(store: Store) -> None:
     assert store.collect(-1) == 1 and store.counts()["ended"] == 2
 
 
+@sabotaged_by("foresight.agents.live.store.Store.window", change("staleness", lambda versions: versions + 9))
 def test_staleness_is_bounded(store: Store) -> None:
     for number in range(1, 6):
         store.publish(number, "f", {}, [])

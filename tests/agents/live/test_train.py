@@ -139,6 +139,7 @@ def _once(real: Any) -> Any:
     return lambda self: None if hasattr(self, "policy") else real(self)
 
 
+@sabotaged_by("foresight.agents.live.train.Trainer._load", lambda real: _once(real))
 def test_a_rollback_is_trained_from(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     trainer = train.Trainer(store, config)
@@ -153,6 +154,7 @@ def test_a_rollback_is_trained_from(tmp_path: Path, model: str) -> None:
     assert store.active() == 3 and store.versions()[-1]["parent"] == 1
 
 
+@sabotaged_by("foresight.agents.live.train.Trainer._gate", lambda real: lambda self: None)
 def test_a_held_out_check_that_falls_rolls_back_and_pauses(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     values = iter([0.8, 0.75, 0.3])
@@ -167,6 +169,7 @@ def test_a_held_out_check_that_falls_rolls_back_and_pauses(tmp_path: Path, model
     assert trainer.step() is None
 
 
+@sabotaged_by("foresight.agents.live.learn.one_sided", lambda real: lambda turns: [])
 def test_a_user_of_one_score_is_named_and_one_beyond_the_bound_is_refused(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     trainer = train.Trainer(store, config)
