@@ -99,7 +99,7 @@ def live(
     from foresight.runtime.distributed import ray_cluster
     from foresight.runtime.reasoning.think import exported
 
-    judge = _absolute(score)
+    place = _absolute(score)
     where = str(machine.pick_device(device))
     folder = Path(model if known else out)
     if known:
@@ -116,15 +116,15 @@ def live(
             model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
             hint_top_k=hint_top_k, kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
-        settings = live_settings.Settings(host, port, judge, where, temperature, check=check, ray=ray)
+        settings = live_settings.Settings(host, port, place, where, temperature, check=check, ray=ray)
     public = without_user(settings.score)
-    if without_user(judge) != public:
-        judge = settings.score
+    if without_user(place) != public:
+        place = settings.score
     settings = dataclasses.replace(settings, score=public)
     if ray:
         ray_cluster.connect(0, ray)[0].shutdown()  # raises: nothing runs there
     if settings.score:
-        loops.scorer(dataclasses.replace(settings, score=judge))  # raises a sentence before anything is started
+        loops.scorer(dataclasses.replace(settings, score=place))  # raises a sentence before anything is started
     if settings.check:
         loops.checker(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,9 +133,9 @@ def live(
     train.begin(store, config.model)
     store.close()
     os.environ.pop(loops.TOKEN, None)
-    os.environ.pop(loops.JUDGE, None)
-    if judge != public:
-        os.environ[loops.JUDGE] = judge  # the user and password of a URL stand in no file, as the token
+    os.environ.pop(loops.SCORER, None)
+    if place != public:
+        os.environ[loops.SCORER] = place  # the user and password of a URL stand in no file, as the token
     token = None if host in HERE else secrets.token_urlsafe(24)
     if token is not None:
         os.environ[loops.TOKEN] = token

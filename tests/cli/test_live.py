@@ -96,27 +96,27 @@ def test_a_missing_extra_is_named_before_anything_is_started(
 
 
 @sabotaged_by("foresight.planning.generation.server.without_user", lambda real: lambda url: url)
-def test_the_password_of_a_judge_stands_in_no_file_and_reaches_the_loop(
+def test_the_password_of_a_scorer_stands_in_no_file_and_reaches_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[str] = []
-    judge, folder = "http://ann:hunter2@judge/v1", tmp_path / "live"
+    url, folder = "http://ann:hunter2@scorer/v1", tmp_path / "live"
     monkeypatch.setattr(Server, "_ask", lambda self, path, body=None: {"data": [{"id": "m"}]})
     monkeypatch.setattr(loops, "_with_parent", lambda parent: None)
     monkeypatch.setattr(loops, "run", lambda loop, store, given, config: seen.append(given.score))
     monkeypatch.setattr(loops, "supervise", lambda folder, report, stop: loops.main("score", folder))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setenv(loops.JUDGE, "")  # restored at the end
+    monkeypatch.setenv(loops.SCORER, "")  # restored at the end
     monkeypatch.setenv(loops.TOKEN, "")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = ["--port", str(free.getsockname()[1])]
-    assert main(["live", tiny_language.folder(), "--out", str(folder), "--score", judge, *port]) == 0
+    assert main(["live", tiny_language.folder(), "--out", str(folder), "--score", url, *port]) == 0
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     shown = capsys.readouterr()
-    assert b"hunter2" not in files and "hunter2" not in shown.out + shown.err and b"http://judge/v1" in files
+    assert b"hunter2" not in files and "hunter2" not in shown.out + shown.err and b"http://scorer/v1" in files
     main(["live", str(folder), *port])
-    main(["live", str(folder), "--score", judge, *port])
-    assert seen == [judge, "http://judge/v1", judge]
+    main(["live", str(folder), "--score", url, *port])
+    assert seen == [url, "http://scorer/v1", url]
 
 
 RULES = "def rate(messages, reply, next):\n    return 1.0 if next['content'] == 'thanks' else 0.0\n"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # imports torch
 
 LOOPS = ("serve", "collect", "score", "train")
 TOKEN = "FORESIGHT_LIVE_TOKEN"  # environment variable: it stands in no file
-JUDGE = "FORESIGHT_LIVE_SCORE"  # environment variable: `--score` with the user and password of its URL
+SCORER = "FORESIGHT_LIVE_SCORE"  # environment variable: `--score` with the user and password of its URL
 PAUSE = 0.5  # seconds between looks at the store
 AGAIN = 2.0  # seconds before a loop is restarted
 STEADY, TRIES = 60.0, 3  # a loop that fails within so many seconds of its start, so many times in a row, ends the run
@@ -83,7 +83,7 @@ def main(loop: str, folder: Path) -> None:
     """Run one loop until it is killed. An event has the error that ends it."""
     threading.Thread(target=_with_parent, args=(os.getppid(),), daemon=True).start()
     settings, config = read(folder)
-    settings = dataclasses.replace(settings, score=os.environ.get(JUDGE, settings.score))
+    settings = dataclasses.replace(settings, score=os.environ.get(SCORER, settings.score))
     store = Store(folder)
     try:
         if settings.ray and loop in ("score", "train"):
@@ -187,7 +187,7 @@ def _score(store: Store, settings: Settings) -> None:
     if not settings.score:
         threading.Event().wait()
     name = without_user(settings.score)
-    # Made in the loop: a judge may be down when this process begins.
+    # Made in the loop: a server may be down when this process begins.
     give = functools.cache(lambda: scorer(settings, lambda text: _event(store, "injection", text)))
     _forever(lambda: score.step(store, give(), name), store, "score")
 
@@ -210,7 +210,7 @@ def _with_parent(parent: int) -> None:
 
 
 def _forever(step: Callable[[], Any], store: Store, loop: str) -> None:
-    """Take steps. Where a server or the disk is lost, what waits is kept, an event says so, and it is tried again."""
+    """Take steps. Where a server or the disk is lost, what waits is kept with an event, and it is tried again."""
     lost = ""
     while True:
         try:

@@ -64,7 +64,7 @@ def server(chat: Callable[..., str], votes: int = VOTES, report: Callable[[str],
     """The majority of `votes` of a model; `chat(messages, max_new_tokens, temperature, seed)` writes one.
 
     A tie is 0. No vote that can be read is no score. A tag of the question in what it quotes gets another bracket, and
-    `report` is called once for each session that has one. Raises LostError where the server is down or lets nobody in.
+    `report` is called once for each session that has one. Raises LostError where the server is down or lets no one in.
     """
     known: set[str] = set()
 
@@ -74,9 +74,7 @@ def server(chat: Callable[..., str], votes: int = VOTES, report: Callable[[str],
         fields = {"before": before, "reply": turn.reply, "next": following}
         if any(TAGS.search(text) for text in fields.values()) and turn.session not in known:
             known.add(turn.session)
-            report(
-                f"session {turn.session} writes tags of the judge's question, which were escaped: see turn {turn.id}"
-            )
+            report(f"session {turn.session} writes tags of the question that it is scored by (escaped): turn {turn.id}")
         question = QUESTION.format(**{name: TAGS.sub("‹", text) for name, text in fields.items()})
         asked = [{"role": "user", "content": question}]
         try:

@@ -92,12 +92,12 @@ def answered(store: Store) -> None:
 
 
 @sabotaged_by("foresight.agents.live.loops._event", lambda real: lambda *_: None)
-def test_turns_wait_while_the_judge_is_down_and_are_scored_when_it_answers(
+def test_turns_wait_while_their_scorer_is_down_and_are_scored_when_it_answers(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, waits = itertools.count(1), list[float]()
 
-    def judge(turn: Turn) -> tuple[float, str]:
+    def give(turn: Turn) -> tuple[float, str]:
         if (number := next(calls)) < 4:
             raise LostError("down" if number < 3 else "busy")
         return 1.0, ""
@@ -105,7 +105,7 @@ def test_turns_wait_while_the_judge_is_down_and_are_scored_when_it_answers(
     def scorer(_: settings.Settings, report: Callable[[str], object]) -> Callable[[Turn], tuple[float, str]]:
         if not waits:  # it is down when the process begins, too
             raise LostError("down")
-        return judge
+        return give
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
@@ -116,7 +116,7 @@ def test_turns_wait_while_the_judge_is_down_and_are_scored_when_it_answers(
     monkeypatch.setattr(loops, "scorer", scorer)
     monkeypatch.setattr(loops.time, "sleep", sleep)
     with pytest.raises(Over):
-        loops._score(store, settings.Settings(score="http://judge/v1"))
+        loops._score(store, settings.Settings(score="http://scorer/v1"))
     assert store.events() == [("score", "turns wait: down"), ("score", "turns wait: busy")]
     assert waits == [loops.RETRY] * 4 + [loops.PAUSE] and store.counts()["scored"] == 1
 

@@ -34,7 +34,7 @@ def test_votes_are_counted(texts: list[str], value: float, hint: str) -> None:
 
 
 @sabotaged_by("foresight.agents.live.score.majority", lambda real: lambda texts: real(texts[:1]))
-def test_a_judge_is_outvoted_by_itself() -> None:
+def test_the_most_frequent_vote_decides() -> None:
     votes = iter([r"\boxed{-1}", r"\boxed{1}", r"\boxed{1}"])
     assert score.server(lambda *_: next(votes))(TURN) == (1.0, "")
 
@@ -79,7 +79,7 @@ def _unescaped(real: Any) -> Any:
 
 
 @sabotaged_by("foresight.agents.live.score.server", lambda real: lambda chat: lambda turn: (float(chat()), ""))
-def test_a_judge_that_refuses_every_turn_is_down_and_one_that_refuses_this_turn_is_not() -> None:
+def test_a_server_that_refuses_every_turn_is_down_and_one_that_refuses_this_turn_is_not() -> None:
     for code, down in ((401, True), (404, True), (400, False), (413, False)):
 
         def chat(*_: Any, code: int = code) -> str:

@@ -338,7 +338,7 @@ def test_a_full_disk_serves_and_keeps_nothing(live: Served, monkeypatch: pytest.
 
 
 @sabotaged_by("foresight.agents.live.serve._safely", lambda real: _always(real))
-def test_a_database_that_is_full_is_reported_with_each_turn_and_opts_nobody_out_in_silence(live: Served) -> None:
+def test_a_database_that_is_full_is_reported_with_each_turn_and_opts_no_session_out_in_silence(live: Served) -> None:
     fill(live.store)
     count, create = len(live.store.turns()), live.client.chat.completions.create
     asked: Any = {"model": "live", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
