@@ -136,7 +136,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
                 session, engine_request.version, messages, text, engine_request.prompt, engine_request.tokens,
                 engine_request.logprob, engine_request.temperature,
             )  # fmt: skip
-            return await _safely(kept, store.add, turn)
+            return await _safely(kept, _add, store, turn)
 
         if given.get("stream"):
             events = _stream(engine, engine_request, news, finish)
@@ -277,6 +277,12 @@ async def _safely(kept: Callable[..., Any], call: Callable[..., Any], *arguments
         print(f"A turn was served and could not be kept: {error}.", file=sys.stderr)
         return False
     return True
+
+
+def _add(store: Store, turn: Turn) -> None:
+    """Keep a turn, unless its session opted out while it was written."""
+    if not _opted_out(store, turn.session):
+        store.add(turn)
 
 
 def _opt_out(store: Store, session: str) -> None:

@@ -201,6 +201,22 @@ def test_only_turns_that_can_be_trained_on_are_kept(live: Served) -> None:
     assert [turn.session for turn in live.store.turns()] == ["b"]  # opted out for good, and forgotten
 
 
+@sabotaged_by("foresight.agents.live.serve._add", lambda real: lambda store, turn: store.add(turn))
+def test_a_turn_whose_session_opts_out_while_it_is_written_is_not_kept(
+    live: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, held = live.engine.submit, list[engines.Request]()
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patched:
+        patched.setattr(live.engine, "submit", held.append)
+        running = pool.submit(live.ask, "hi", session="a")
+        while not held:
+            time.sleep(0.01)
+        patched.setattr(live.engine, "submit", real)
+        live.ask("hi", session="a", headers={"X-Session-Train": "off"})
+        real(held[0])
+        assert running.result().choices and live.store.turns() == []
+
+
 def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
     for settings, words in (
         ({"n": 2}, "n must be 1"),
