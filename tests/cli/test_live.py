@@ -170,6 +170,8 @@ def test_a_turn_is_served_scored_and_trained_by_four_processes(tmp_path: Path, m
             while models[-1] != "live-1" and time.monotonic() < end:
                 time.sleep(0.1)
                 models.append(ask("ho")[1]["model"])
+            while not any(note.startswith("version 1 ") for note in notes) and time.monotonic() < end:
+                time.sleep(0.05)
             return refused, status, models
         finally:
             handlers[0]()  # as Ctrl-C
