@@ -33,10 +33,8 @@ def plain(messages: Sequence[Any], tools: Sequence[Any] = ()) -> list[dict[str, 
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ROLES:
             raise UserError(f"The role of message {number} is {role!r}: use {', '.join(ROLES)}.")
-        text = content(message)
-        if role == "assistant":
-            text += "".join(_written(call) for call in message.get("tool_calls") or ())
-        elif role == "tool":
+        text = text_of(message) if role == "assistant" else content(message)
+        if role == "tool":
             role, text = "user", f"{tool.RESULT}{tool.shown(text)}{tool.RESULT_END}"
             if found and found[-1]["role"] == "user" and found[-1]["content"].endswith(tool.RESULT_END):
                 found[-1]["content"] += f"\n{text}"  # results of one turn are one message
@@ -70,8 +68,9 @@ def reply(text: str) -> dict[str, Any]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """An assistant's message in OpenAI's form as the text of a turn."""
-    return content(message) + "".join(_written(call) for call in message.get("tool_calls") or ())
+    """An assistant's message in OpenAI's form as the text of a turn; white space before its calls is left out."""
+    calls = "".join(_written(call) for call in message.get("tool_calls") or ())
+    return content(message).strip() + calls if calls else content(message)
 
 
 def content(message: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import dialogue
 from foresight.planning.generation.dialogue import Dialogue
+from foresight.planning.generation.server import without_user
 
 FORMAT = 1
 LEAST = 8  # tokens: no shorter budget holds an answer
@@ -354,7 +355,8 @@ def ask(
 
 
 def trace(team: Team, root: Dialogue, name: str = "") -> dict[str, Any]:
-    """The trace of a finished team, as the docstring of this module has it."""
+    """The trace of a finished team, as the docstring of this module has it; `name` without user and password."""
+    name = without_user(name)
     return {
         "format": FORMAT,
         "goal": team.goal,

@@ -72,7 +72,9 @@ def agent(
                 if not json:
                     _show(event)
     if json:
-        screen.emit({"model": model, **counts, "messages": messages})
+        from foresight.planning.generation.server import without_user
+
+        screen.emit({"model": without_user(model), **counts, "messages": messages})
     return 0 if counts["answered"] == counts["questions"] else 1
 
 

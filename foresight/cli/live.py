@@ -48,7 +48,7 @@ def live(
 
     Args:
         model: "smollm2", a run with an export, a Hugging Face folder, a hub id, or the folder of a live run, whose own
-            settings then hold, but for host, port and device.
+            settings then hold, but for host, port and device; give a --score whose URL has a password again.
         out: the folder of the run.
         score: what scores a turn from the next message: file.py:name, the URL of an OpenAI-compatible server, or the
             folder of a reward model. Without one, turns are kept and not trained on.
@@ -93,11 +93,15 @@ def live(
     if not 0 < port < 65_536:
         raise UserError(f"--port must be between 1 and 65535, not {port}.")
     _free(host, port)
-    from foresight.agents.live import loops, train
+    import uvicorn  # noqa: F401  # raises before anything is started: it is in an extra, as FastAPI is
+
+    from foresight.agents.live import loops, serve, train  # noqa: F401
+    from foresight.planning.generation.server import without_user
     from foresight.runtime import machine
     from foresight.runtime.distributed import ray_cluster
     from foresight.runtime.reasoning.think import exported
 
+    place = _absolute(score)
     where = str(machine.pick_device(device))
     folder = Path(model if known else out)
     if known:
@@ -115,11 +119,15 @@ def live(
             hint_top_k=hint_top_k, hint_guidance=hint_guidance, kl_coef=kl_coef, kl_bound=kl_bound,
             rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
-        settings = live_settings.Settings(host, port, _absolute(score), where, temperature, check=check, ray=ray)
+        settings = live_settings.Settings(host, port, place, where, temperature, check=check, ray=ray)
+    public = without_user(settings.score)
+    if without_user(place) != public:
+        place = settings.score
+    settings = dataclasses.replace(settings, score=public)
     if ray:
         ray_cluster.connect(0, ray)[0].shutdown()  # raises: nothing runs there
     if settings.score:
-        loops.scorer(settings)  # raises a sentence before anything is started
+        loops.scorer(dataclasses.replace(settings, score=place))  # raises a sentence before anything is started
     if settings.check:
         loops.checker(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,6 +136,9 @@ def live(
     train.begin(store, config.model)
     store.close()
     os.environ.pop(loops.TOKEN, None)
+    os.environ.pop(loops.SCORER, None)
+    if place != public:
+        os.environ[loops.SCORER] = place  # the user and password of a URL stand in no file, as the token
     token = None if host in HERE else secrets.token_urlsafe(24)
     if token is not None:
         os.environ[loops.TOKEN] = token

@@ -1,15 +1,30 @@
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import shutil
+import signal
 import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from foresight.agents.live import loops
 from foresight.agents.live.settings import Config, Settings, read, write
 from foresight.agents.live.store import Store
+from foresight.cli import screen
 from foresight.cli.main import main
+from foresight.planning.generation.server import Server
+from foresight.sandbox import process
 from foresight.training.options import Tuning
+from tests import tiny_language
+from tests.agents.live.test_learn import TEMPLATE
+from tests.sabotage import sabotaged_by
 
 
 @pytest.fixture
@@ -63,3 +78,114 @@ def test_mistakes_get_a_sentence(
         assert main(["live", *[known.get(one, one) for one in arguments], *out, *port]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (run.parent / "new").exists()
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_a_missing_extra_is_named_before_anything_is_started(
+    run: Path, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "foresight.agents.live.serve", raising=False)
+    monkeypatch.delattr("foresight.agents.live.serve", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    assert main(["live", "smollm2", "--out", str(run.parent / "new"), "--port", port]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"The package '{package}' is missing: pip install 'foresight[studio]'" in said and "Serving" not in said
+    assert not (run.parent / "new").exists()
+
+
+@sabotaged_by("foresight.planning.generation.server.without_user", lambda real: lambda url: url)
+def test_the_password_of_a_scorer_stands_in_no_file_and_reaches_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+    url, folder = "http://ann:hunter2@scorer/v1", tmp_path / "live"
+    monkeypatch.setattr(Server, "_ask", lambda self, path, body=None: {"data": [{"id": "m"}]})
+    monkeypatch.setattr(loops, "_with_parent", lambda parent: None)
+    monkeypatch.setattr(loops, "run", lambda loop, store, given, config: seen.append(given.score))
+    monkeypatch.setattr(loops, "supervise", lambda folder, report, stop: loops.main("score", folder))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv(loops.SCORER, "")  # restored at the end
+    monkeypatch.setenv(loops.TOKEN, "")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = ["--port", str(free.getsockname()[1])]
+    assert main(["live", tiny_language.folder(), "--out", str(folder), "--score", url, *port]) == 0
+    files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    shown = capsys.readouterr()
+    assert b"hunter2" not in files and "hunter2" not in shown.out + shown.err and b"http://scorer/v1" in files
+    main(["live", str(folder), *port])
+    main(["live", str(folder), "--score", url, *port])
+    assert seen == [url, "http://scorer/v1", url]
+
+
+RULES = "def rate(messages, reply, next):\n    return 1.0 if next['content'] == 'thanks' else 0.0\n"
+
+
+@pytest.mark.slow
+def test_a_turn_is_served_scored_and_trained_by_four_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers, notes, children = list[Any](), list[str](), dict[str, Any]()
+    start, folder, model = process.start, tmp_path / "live", tmp_path / "model"
+    shutil.copytree(tiny_language.folder(), model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "rules.py").write_text(RULES)
+
+    def started(command: list[str], environment: dict[str, str]) -> Any:
+        children[command[3]] = start(command, environment)
+        return children[command[3]]
+
+    monkeypatch.setattr(process, "start", started)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append(handler))
+    monkeypatch.setattr(screen, "note", notes.append)
+    monkeypatch.setenv(loops.TOKEN, "")  # restored at the end
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def ask(*texts: str, token: str = "") -> tuple[int, Any]:
+        """A request; the token that was printed, unless another is given. Repeated until the server listens."""
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        headers = {"X-Session-Id": "ann", "Authorization": f"Bearer {token or printed()}"}
+        while time.monotonic() < end:
+            client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            try:
+                client.request(
+                    "POST", "/v1/chat/completions", json.dumps({"messages": messages, "max_tokens": 4}), headers
+                )
+                with contextlib.closing(client), client.getresponse() as answer:
+                    return answer.status, json.loads(answer.read())
+            except ConnectionError:
+                time.sleep(0.05)
+        raise TimeoutError("\n".join(notes))
+
+    def printed() -> str:
+        return next(note for note in notes if note.startswith("Token: ")).removeprefix("Token: ")
+
+    def talk() -> tuple[int, int, list[str]]:
+        while not handlers:
+            time.sleep(0.05)
+        try:
+            refused = ask("hi", token="wrong")[0]
+            status, first = ask("hi")
+            models = [first["model"], ask("hi", first["choices"][0]["message"]["content"], "thanks")[1]["model"]]
+            while models[-1] != "live-1" and time.monotonic() < end:
+                time.sleep(0.1)
+                models.append(ask("ho")[1]["model"])
+            while not any(note.startswith("version 1 ") for note in notes) and time.monotonic() < end:
+                time.sleep(0.05)
+            return refused, status, models
+        finally:
+            handlers[0]()  # as Ctrl-C
+
+    end = time.monotonic() + 120
+    options = ["--score", f"{tmp_path / 'rules.py'}:rate", "--batch", "1", "--lora", "0", "--host", "0.0.0.0"]
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(talk)
+        assert main(["live", str(model), "--out", str(folder), "--port", str(port), *options]) == 0
+        refused, status, models = client.result()
+    assert (refused, status, models[0], models[-1]) == (401, 200, "live-0", "live-1")
+    store = Store(folder)
+    assert [turn.reply for turn in store.turns("trained")] and store.counts()["trained"] == 1 and store.active() == 1
+    store.close()
+    assert sorted(children) == sorted(loops.LOOPS) and all(one.poll() is not None for one in children.values())
+    assert all(printed().encode() not in file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    assert any(note.startswith("version 1 ") for note in notes)

@@ -10,6 +10,7 @@ from foresight.cli.main import main
 from foresight.envs.tools import tool
 from foresight.planning.generation.server import Server
 from tests import tiny_language
+from tests.sabotage import sabotaged_by
 
 
 @pytest.fixture
@@ -39,6 +40,18 @@ def test_a_team_on_a_server_writes_its_trace(served: None, tmp_path: Path, capsy
     assert trace["root"]["answer"] == "compared" and member["documents"] == ["a.txt"] and member["answer"]
     assert trace["tokens"] == trace["root"]["tokens"] + member["tokens"] > 0
     assert "600 tokens" in capsys.readouterr().out
+
+
+@sabotaged_by("foresight.planning.generation.server.without_user", lambda real: lambda url: url)
+def test_the_password_of_a_server_stands_in_no_trace(
+    served: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "trace.json"
+    assert main(["team", "http://ann:hunter2@x/v1", "Say what.", "--json", "--out", str(out)]) == 0
+    written = out.read_text()
+    shown = capsys.readouterr()
+    assert json.loads(written)["model"] == json.loads(written)["root"]["version"] == "http://x/v1"
+    assert not any(word in written + shown.out + shown.err for word in ("ann", "hunter2"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ python -m foresight.agents.live.loops LOOP FOLDER    is one of them
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -25,31 +28,43 @@ if TYPE_CHECKING:  # imports torch
 
 LOOPS = ("serve", "collect", "score", "train")
 TOKEN = "FORESIGHT_LIVE_TOKEN"  # environment variable: it stands in no file
+SCORER = "FORESIGHT_LIVE_SCORE"  # environment variable: `--score` with the user and password of its URL
 PAUSE = 0.5  # seconds between looks at the store
 AGAIN = 2.0  # seconds before a loop is restarted
-RETRY = 10.0  # seconds before a score is tried again
+STEADY, TRIES = 60.0, 3  # a loop that fails within so many seconds of its start, so many times in a row, ends the run
+RETRY = 10.0  # seconds before what was lost is tried again
 BEHIND = 10  # niceness of the trainer
 REHEARSED = 64  # questions of the check whose first answers are rehearsed
 
 
 def supervise(folder: Path, report: Callable[[str], object], stop: threading.Event) -> None:
-    """Run the four loops until `stop` is set, and report versions and events as they come."""
+    """Run the four loops until `stop` is set, and report versions and events as they come.
+
+    Raises UserError, with the error of the loop, if one fails at its start again and again.
+    """
     store, environment = Store(folder), dict(os.environ)
     children: dict[str, subprocess.Popen[bytes]] = {}
-    again = dict.fromkeys(LOOPS, 0.0)
+    again, began, failed = dict.fromkeys(LOOPS, 0.0), dict.fromkeys(LOOPS, 0.0), dict.fromkeys(LOOPS, 0)
     seen_versions, seen_events = len(store.versions()), len(store.events())
     try:
         while not stop.is_set():
             for loop in LOOPS:
                 child = children.get(loop)
-                if child is not None and child.poll() is not None:
-                    report(f"{loop} ended, {process.ending(child.returncode)}; it starts again")
+                if child is not None and (code := child.poll()) is not None:
                     process.kill(child)
                     children.pop(loop)
+                    early = code > 0 and time.monotonic() - began[loop] < STEADY  # a signal is no failure of its own
+                    failed[loop] = failed[loop] + 1 if early else 0
+                    if failed[loop] == TRIES:
+                        why = next((text for kind, text in reversed(store.events()) if kind == loop), "")
+                        raise UserError(
+                            f"{loop} failed {TRIES} times in a row at its start, {process.ending(code)}. {why}"
+                        )
+                    report(f"{loop} ended, {process.ending(code)}; it starts again")
                     again[loop] = time.monotonic() + AGAIN
                 if loop not in children and time.monotonic() >= again[loop]:
                     command = [sys.executable, "-m", "foresight.agents.live.loops", loop, str(folder)]
-                    children[loop] = process.start(command, environment)
+                    children[loop], began[loop] = process.start(command, environment), time.monotonic()
             versions, events = store.versions(), store.events()
             for version in versions[seen_versions:]:
                 numbers = "  ".join(f"{k} {v:.3g}" for k, v in version["metrics"].items() if k != "rejected")
@@ -65,16 +80,22 @@ def supervise(folder: Path, report: Callable[[str], object], stop: threading.Eve
 
 
 def main(loop: str, folder: Path) -> None:
-    """Run one loop until it is killed."""
+    """Run one loop until it is killed. An event has the error that ends it."""
     threading.Thread(target=_with_parent, args=(os.getppid(),), daemon=True).start()
     settings, config = read(folder)
+    settings = dataclasses.replace(settings, score=os.environ.get(SCORER, settings.score))
     store = Store(folder)
-    if settings.ray and loop in ("score", "train"):
-        from foresight.agents.live import on_ray
+    try:
+        if settings.ray and loop in ("score", "train"):
+            from foresight.agents.live import on_ray
 
-        on_ray.run(loop, store, settings, config)
-    else:
-        run(loop, store, settings, config)
+            on_ray.run(loop, store, settings, config)
+        else:
+            run(loop, store, settings, config)
+    except (Exception, SystemExit) as error:  # on Ray it exits with a sentence
+        sentence = isinstance(error, UserError | SystemExit)
+        _event(store, loop, f"{'' if sentence else f'{type(error).__name__}: '}{error}")
+        raise
 
 
 def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
@@ -82,7 +103,7 @@ def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
     if loop == "serve":
         _serve(store, settings, config)
     elif loop == "collect":
-        _forever(lambda: store.collect(settings.patience))
+        _forever(lambda: store.collect(settings.patience), store, "collect")
     elif loop == "score":
         _score(store, settings)
     else:
@@ -92,7 +113,7 @@ def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
         check = checker(settings) if settings.check else None
         known = list(_task(settings).train[:REHEARSED]) if settings.check and config.rehearsal else []
         trainer = train.Trainer(store, config, settings.device, check, settings.check_every, settings.tolerance, known)
-        _forever(trainer.step)
+        _forever(trainer.step, store, "train")
 
 
 def checker(settings: Settings) -> Callable[[Any], float]:
@@ -118,14 +139,17 @@ def _task(settings: Settings) -> TextTask:
     return task
 
 
-def scorer(settings: Settings) -> Any:
-    """The function that scores a turn. Raises UserError for a place that is none."""
+def scorer(settings: Settings, report: Callable[[str], object] = lambda text: None) -> Any:
+    """The function that scores a turn; `report` is called where a message tries to mislead it.
+
+    Raises UserError for a place that is none.
+    """
     from foresight.agents.live import score
 
     if settings.score.startswith(("http://", "https://")):
         from foresight.planning.generation.server import Server
 
-        return score.server(Server(settings.score, None).chat)
+        return score.server(Server(settings.score, None).chat, report=report)
     if Path(settings.score).is_dir():
         from foresight.nets.language import pretrained
         from foresight.planning.reasoning import verifiers
@@ -158,21 +182,14 @@ def _serve(store: Store, settings: Settings, config: Config) -> None:
 
 def _score(store: Store, settings: Settings) -> None:
     from foresight.agents.live import score
+    from foresight.planning.generation.server import without_user
 
     if not settings.score:
         threading.Event().wait()
-    give = scorer(settings)
-    down = ""
-    while True:
-        try:
-            if not score.step(store, give):
-                time.sleep(PAUSE)
-            down = ""
-        except (UserError, LostError) as error:  # turns wait until it answers again
-            if str(error) != down:
-                down = str(error)
-                store.event("score", f"turns wait: {error}")
-            time.sleep(RETRY)
+    name = without_user(settings.score)
+    # Made in the loop: a server may be down when this process begins.
+    give = functools.cache(lambda: scorer(settings, lambda text: _event(store, "injection", text)))
+    _forever(lambda: score.step(store, give(), name), store, "score")
 
 
 def behind() -> None:
@@ -192,10 +209,27 @@ def _with_parent(parent: int) -> None:
     os._exit(0)
 
 
-def _forever(step: Callable[[], Any]) -> None:
+def _forever(step: Callable[[], Any], store: Store, loop: str) -> None:
+    """Take steps. Where a server or the disk is lost, what waits is kept with an event, and it is tried again."""
+    lost = ""
     while True:
-        if not step():
-            time.sleep(PAUSE)
+        try:
+            if not step():
+                time.sleep(PAUSE)
+            lost = ""
+        except (LostError, sqlite3.OperationalError) as error:
+            if str(error) != lost:
+                lost = str(error)
+                _event(store, loop, f"turns wait: {error}")
+            time.sleep(RETRY)
+
+
+def _event(store: Store, kind: str, text: str) -> None:
+    """Log something; a full disk keeps no event, so it is printed there."""
+    try:
+        store.event(kind, text)
+    except sqlite3.OperationalError:
+        print(f"{kind}: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

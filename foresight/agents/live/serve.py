@@ -2,7 +2,7 @@
 
 Headers of a request: `X-Session-Id` names the conversation (without it a turn is served and not kept), `X-Turn-Type:
 side` serves without keeping, `X-Session-Done: 1` marks the last request, `X-Session-Train: off` opts the session out
-for good. The `model` of a reply is `live-VERSION`.
+for good. A header that repeats is refused. The `model` of a reply is `live-VERSION`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import hmac
 import json
+import re
+import sqlite3
 import sys
 import threading
 import time
@@ -18,8 +20,9 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from foresight.agents import protocol
 from foresight.agents.live import engine as engines
@@ -31,6 +34,8 @@ from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.dialogue import as_data
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "testserver")
+HEADERS = ("X-Session-Id", "X-Turn-Type", "X-Session-Done", "X-Session-Train")
+PORT = re.compile(r":\d*$")  # of a Host
 LONGEST_BODY = 4_000_000  # bytes
 MAX_TOKENS = 256  # of a turn, by default
 LONGEST_NAME = 200  # characters of a session
@@ -41,8 +46,32 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
 
     `temperature` is that of requests that name none.
     """
-    app = FastAPI(title="foresight live", docs_url=None, redoc_url=None, openapi_url=None)
+
+    async def guard(request: Request) -> None:
+        host = PORT.sub("", request.headers.get("host", ""))
+        if token is None and host not in LOCAL:
+            raise HTTPException(403, f"This server answers to {LOCAL[0]} only.")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+            raise HTTPException(401, "Send the token that `foresight live` printed, as Authorization: Bearer TOKEN.")
+        if not request.headers.get("content-length", "0").isdigit():
+            raise HTTPException(400, "Content-Length is no number.")
+        if int(request.headers.get("content-length", "0")) > LONGEST_BODY:
+            raise HTTPException(413, f"A request has at most {LONGEST_BODY} bytes.")
+
+    # A dependency and no middleware, which would hide from a request that its client hung up.
+    app = FastAPI(
+        title="foresight live", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)]
+    )
     lock = threading.Lock()
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, error.detail)
+
+    @app.exception_handler(sqlite3.OperationalError)
+    async def lost(request: Request, error: sqlite3.OperationalError) -> Response:
+        return _error(503, f"This run cannot keep what was asked: {error}. Send the request again later.")
 
     async def kept(call: Callable[..., Any], *arguments: Any) -> Any:
         """Use the store in a thread, one call at a time."""
@@ -52,21 +81,6 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
                 return call(*arguments)
 
         return await asyncio.to_thread(run)
-
-    @app.middleware("http")
-    async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
-        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-        if token is None and host not in LOCAL:
-            return _error(403, f"This server answers to {LOCAL[0]} only.")
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
-            return _error(401, "Send the token that `foresight live` printed, as Authorization: Bearer TOKEN.")
-        if not request.headers.get("content-length", "0").isdigit():
-            return _error(400, "Content-Length is no number.")
-        if int(request.headers.get("content-length", "0")) > LONGEST_BODY:
-            return _error(413, f"A request has at most {LONGEST_BODY} bytes.")
-        response: Response = await call_next(request)
-        return response
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -82,6 +96,9 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
 
     @app.post("/v1/chat/completions")
     async def chat(http: Request) -> Response:
+        for name in HEADERS:
+            if len(http.headers.getlist(name)) > 1:
+                return _error(400, f"The header {name} is given more than once: send it once.")
         body = await http.body()
         if len(body) > LONGEST_BODY:
             return _error(413, f"A request has at most {LONGEST_BODY} bytes.")
@@ -101,9 +118,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
             if keeps:
                 done = http.headers.get("x-session-done", "") in ("1", "true")
                 await _safely(kept, store.request, session, messages, done)
-        main = http.headers.get("x-turn-type", "main") == "main"
-        # A turn that was truncated by top-p or chosen greedily has no probability to correct by.
-        trains = keeps and main and engine_request.temperature > 0 and engine_request.top_p == 1
+        trains = keeps and _trains(http, engine_request)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[int]()
         engine_request.progress = lambda r: _tell(loop, news, len(r.tokens))
         try:
@@ -121,7 +136,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
                 session, engine_request.version, messages, text, engine_request.prompt, engine_request.tokens,
                 engine_request.logprob, engine_request.temperature,
             )  # fmt: skip
-            return await _safely(kept, store.add, turn)
+            return await _safely(kept, _add, store, turn)
 
         if given.get("stream"):
             events = _stream(engine, engine_request, news, finish)
@@ -151,32 +166,36 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
 async def _stream(
     engine: Engine, request: engines.Request, news: asyncio.Queue[int], finish: Callable[[], Any]
 ) -> AsyncIterator[str]:
-    """A turn as server-sent events: text as it is written; from the first call of a tool on, all of it at the end."""
+    """A turn as server-sent events: text as it is written; from the first call of a tool on, all of it at the end.
+
+    Together the texts are that of a reply which is not streamed. The last chunk of a turn that could not be kept has
+    `turn_kept` false, as a reply has the header `X-Turn-Kept: no`.
+    """
     head, shown = _head(request, "chat.completion.chunk"), 0
 
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
+    def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> str:
         head["model"] = f"live-{request.version}"
-        return f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': reason}]})}\n\n"
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        return f"data: {json.dumps({**head, **more, 'choices': [choice]})}\n\n"
 
     try:
         yield chunk({"role": "assistant", "content": ""})
         while not request.over:
             await news.get()
-            text = visible(engines.texts_of(engine.model, request.tokens[:]))
+            text = visible(engines.texts_of(engine.model, request.tokens[:])).strip()
             if len(text) > shown:
                 yield chunk({"content": text[shown:]})
                 shown = len(text)
         if request.error:
             yield f"data: {json.dumps({'error': {'message': request.error, 'type': 'server_error'}})}\n\n"
             return
-        await finish()
-        whole = engine.model.decode(request.tokens)
-        message = protocol.reply(whole)
+        stored = await finish()
+        message = protocol.reply(engine.model.decode(request.tokens))
+        if rest := (message["content"] or "")[shown:]:
+            yield chunk({"content": rest})
         if calls := message.get("tool_calls"):
             yield chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
-        elif len(whole) > shown:
-            yield chunk({"content": whole[shown:]})
-        yield chunk({}, _reason(request, message))
+        yield chunk({}, _reason(request, message), **({} if stored else {"turn_kept": False}))
         yield "data: [DONE]\n\n"
     finally:
         request.canceled = True  # if the client hung up; nothing otherwise
@@ -226,6 +245,11 @@ def _request(
     return request, messages
 
 
+def _trains(http: Request, request: engines.Request) -> bool:
+    """Whether a turn can be trained on: one truncated by top-p or chosen greedily has no probability to correct by."""
+    return http.headers.get("x-turn-type", "main") == "main" and request.temperature > 0 and request.top_p == 1
+
+
 def _head(request: engines.Request, kind: str) -> dict[str, Any]:
     name = f"live-{request.version}"
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": name}
@@ -247,14 +271,18 @@ def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Queue[int], length: int
 
 async def _safely(kept: Callable[..., Any], call: Callable[..., Any], *arguments: Any) -> bool:
     """Write to the store; where the disk is full the turn is served all the same, and a line is printed."""
-    import sqlite3
-
     try:
         await kept(call, *arguments)
     except sqlite3.OperationalError as error:
         print(f"A turn was served and could not be kept: {error}.", file=sys.stderr)
         return False
     return True
+
+
+def _add(store: Store, turn: Turn) -> None:
+    """Keep a turn, unless its session opted out while it was written."""
+    if not _opted_out(store, turn.session):
+        store.add(turn)
 
 
 def _opt_out(store: Store, session: str) -> None:

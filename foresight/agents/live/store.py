@@ -88,20 +88,21 @@ class Store:
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._base.execute("COMMIT")
         except BaseException:
-            self._base.execute("ROLLBACK")
+            if self._base.in_transaction:  # where the disk is full, SQLite may have rolled back
+                self._base.execute("ROLLBACK")
             raise
-        self._base.execute("COMMIT")
 
     # Serve.
 
     def add(self, turn: Turn) -> int:
-        """Add a finished turn; returns its id."""
+        """Add a finished turn, its reply without white space around it; returns its id."""
         found = self._base.execute(
             "INSERT INTO turns "
             "(session, version, created, messages, reply, prompt, tokens, logprob, temperature, state) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'served')",
-            (turn.session, turn.version, time.time(), json.dumps(turn.messages), turn.reply, _ids(turn.prompt),
+            (turn.session, turn.version, time.time(), json.dumps(turn.messages), turn.reply.strip(), _ids(turn.prompt),
              _ids(turn.tokens), array.array("d", turn.logprob).tobytes(), turn.temperature),
         )  # fmt: skip
         return int(found.lastrowid or 0)
@@ -109,7 +110,7 @@ class Store:
     def request(self, session: str, messages: Sequence[dict[str, str]], done: bool = False) -> None:
         """Add what a request of a session shows of the turn before it. `done`: it is the session's last."""
         places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        previous = messages[places[-1]]["content"] if places else None
+        previous = messages[places[-1]]["content"].strip() if places else None
         following = messages[places[-1] + 1 :] if places else []
         answer = json.dumps(following[-1]) if following else None
         self._base.execute(
@@ -134,8 +135,8 @@ class Store:
     def collect(self, patience: float) -> int:
         """Give turns their next state, and end those of finished sessions; returns the number of turns changed.
 
-        A request answers the latest served turn of its session whose text it repeats. A turn that waits longer than
-        `patience` seconds has no next state.
+        A request answers the latest turn of its session that was served before it and whose text it repeats, but for
+        white space around it. A turn that waits longer than `patience` seconds has no next state.
         """
         changed = 0
         with self.transaction():
@@ -143,8 +144,8 @@ class Store:
                 if row["next"] is not None:
                     changed += self._base.execute(
                         "UPDATE turns SET state = 'answered', next = ? WHERE id = (SELECT max(id) FROM turns WHERE "
-                        "session = ? AND state = 'served' AND reply = ?)",
-                        (row["next"], row["session"], row["previous"]),
+                        "session = ? AND state = 'served' AND reply = ? AND created <= ?)",
+                        (row["next"], row["session"], row["previous"], row["created"]),
                     ).rowcount  # fmt: skip
                 if row["done"]:
                     changed += self._base.execute(
@@ -159,14 +160,20 @@ class Store:
 
     # Score.
 
-    def scored(self, turn: int, score: float, hint: str = "") -> None:
-        """Set the score of an answered turn, in [-1, 1], and its hint. 0 or NaN without a hint leaves the turn out."""
+    def scored(self, turn: int, score: float, hint: str = "", error: str = "") -> None:
+        """Set the score of an answered turn, in [-1, 1], and its hint. 0 or NaN without a hint leaves the turn out.
+
+        An `error` becomes an event.
+        """
         state = "scored" if hint or (score and not math.isnan(score)) else "unscored"
         value = None if math.isnan(score) else max(-1.0, min(1.0, score))
-        self._base.execute(
-            "UPDATE turns SET state = ?, score = ?, hint = ? WHERE id = ? AND state = 'answered'",
-            (state, value, hint, turn),
-        )
+        with self.transaction():
+            self._base.execute(
+                "UPDATE turns SET state = ?, score = ?, hint = ? WHERE id = ? AND state = 'answered'",
+                (state, value, hint, turn),
+            )
+            if error:
+                self._event("unscored", error)
 
     # Train.
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from foresight.agents.live import learn
 from foresight.agents.live.settings import Config
 from foresight.agents.live.store import VERSIONS, Store, Turn
+from foresight.errors import LostError
 from foresight.nets.language import lora, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.training import language
@@ -71,7 +72,10 @@ class Trainer:
         return {name: weight for name, weight in self.policy.named_parameters() if weight.requires_grad}
 
     def step(self) -> dict[str, float] | None:
-        """One update, if enough turns wait; returns its metrics, or None."""
+        """One update, if enough turns wait; returns its metrics, or None.
+
+        Raises LostError where the version cannot be written, as on a full disk: nothing was trained on then.
+        """
         if self.store.get("paused", False):
             return None
         if self.store.active() != self.version:
@@ -110,12 +114,17 @@ class Trainer:
         number = 1 + max(version["number"] for version in self.store.versions())
         folder = self.store.folder / VERSIONS / str(number)
         adapters = lora.has(self.policy.module)
-        pretrained.save_folder(
-            self.policy.module, self.policy.tokenizer, folder, merged=not adapters, base=self.config.model
-        )
         weights = {name: weight.detach().cpu().contiguous() for name, weight in self._weights().items()}
-        save_file(weights, folder / TRAINED)
-        self.store.publish(number, str(folder), metrics, turns)
+        try:
+            pretrained.save_folder(
+                self.policy.module, self.policy.tokenizer, folder, merged=not adapters, base=self.config.model
+            )
+            save_file(weights, folder / TRAINED)
+            self.store.publish(number, str(folder), metrics, turns)
+        except Exception as error:  # each library has its own for a full disk
+            shutil.rmtree(folder, ignore_errors=True)
+            self._load()
+            raise LostError(f"version {number} cannot be written: {type(error).__name__}: {error}") from error
         self.version = number
 
     def _gate(self) -> None:

@@ -7,14 +7,17 @@ training it must also load the weights of each update: `POST /update_weights_fro
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import http.client
 import json
 import os
+import re
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +37,7 @@ PATIENCE = 600.0  # timeout of a request in seconds, over all tries
 CONCURRENCY = 64  # concurrent requests: the server batches them
 BUSY = (408, 409, 425, 429)  # status codes to retry, as all from 500
 KEY = "FORESIGHT_COMPLETER_KEY"  # environment variable with the API key
+USER = re.compile(r"(?<=://)[^/?#\s]*@")  # user:password@ of a URL
 
 
 class ServerError(LostError):
@@ -54,8 +58,9 @@ class Server:
     """A `Completer` at `url`, for the model whose tokenizer is that of `policy` (None: it can only `chat`).
 
     With a folder `weights`, readable by the server, the policy's weights are sent before any completion with older
-    ones. `report` is called with a message when the server stops answering and when it answers again. Raises UserError
-    if there is no server or it refuses, ServerError if it stops answering.
+    ones. `report` is called with a message when the server stops answering and when it answers again. The user and
+    password of a URL are sent, and stand in no message. Raises UserError if there is no server or it refuses,
+    ServerError if it stops answering.
     """
 
     concurrent = True  # several threads may call it
@@ -71,8 +76,12 @@ class Server:
         report: Callable[[str], object] = lambda text: None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise UserError(f"--completer must be the URL of a server, such as http://localhost:8000/v1, not '{url}'.")
-        self.root = url.rstrip("/").removesuffix("/v1")
+            raise UserError(
+                f"--completer must be the URL of a server, such as http://localhost:8000/v1, not '{without_user(url)}'."
+            )
+        self.root = without_user(url).rstrip("/").removesuffix("/v1")
+        user = USER.search(url)
+        self._user = base64.b64encode(urllib.parse.unquote(user[0][:-1]).encode()).decode() if user else ""
         self._policy, self.weights = policy, None if weights is None else Path(weights).resolve()
         self.tries, self.wait, self.patience, self.report = tries, wait, patience, report
         self._gone, self._lock, self._waited = threading.Event(), threading.Lock(), 0
@@ -274,7 +283,9 @@ class Server:
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """GET, or POST of a JSON body. Retried with growing waits while the server is unreachable or busy."""
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY):
+        if self._user:
+            headers["Authorization"] = f"Basic {self._user}"
+        elif key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         reason, end, made = "", time.monotonic() + self.patience, 0
@@ -322,6 +333,11 @@ class Server:
             if self._waited:
                 self._waited = 0
                 self.report(f"The server at {self.root} answers again.")
+
+
+def without_user(url: str) -> str:
+    """The URL as it may be written and shown: without user and password. Anything else is returned as it is."""
+    return USER.sub("", url)
 
 
 def attach(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from foresight.agents.live import engine as engines
 from foresight.agents.live import learn, serve
 from foresight.agents.live.engine import Engine
 from foresight.agents.live.store import Store
@@ -19,6 +24,8 @@ from foresight.envs.tools import tool
 from foresight.nets.language.model import LanguageModel
 from tests import tiny_language
 from tests.agents.live.test_learn import TEMPLATE
+from tests.agents.live.test_store import fill, make_room
+from tests.sabotage import sabotaged_by
 
 openai = pytest.importorskip("openai")
 uvicorn = pytest.importorskip("uvicorn")
@@ -44,8 +51,10 @@ class Served:
         self.thread.start()
         while not self.server.started:
             time.sleep(0.01)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=TOKEN, max_retries=0, timeout=30)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key=TOKEN, max_retries=0, timeout=30
+        )
 
     def ask(self, *texts: str, session: str = "", headers: Any = None, **settings: Any) -> Any:
         messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
@@ -54,6 +63,12 @@ class Served:
         return self.client.chat.completions.create(
             model="live", messages=messages, extra_headers={**named, **(headers or {})}, **given
         )
+
+    def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        client = http.client.HTTPConnection("127.0.0.1", self.port)
+        client.request("GET", path, headers=headers)
+        with contextlib.closing(client), client.getresponse() as answer:
+            return answer.status, json.loads(answer.read())
 
     def close(self) -> None:
         self.client.close()
@@ -91,7 +106,7 @@ def test_a_stream_has_the_same_text(live: Served) -> None:
     seed, whole = next((seed, one) for seed, one in replies if one.usage.completion_tokens > 6)
     chunks = list(live.ask("hi", seed=seed, max_tokens=12, stream=True, session="b"))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert text.strip() == whole.choices[0].message.content and len(chunks) > 3
+    assert text == whole.choices[0].message.content and len(chunks) > 3
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert [turn.session for turn in live.store.turns()] == ["b"]
 
@@ -103,6 +118,76 @@ def test_what_may_become_a_call_is_not_shown_yet(text: str, shown: str) -> None:
     assert serve.visible(text) == shown
 
 
+def writes(live: Served, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let the model write `text`, in six tokens, whatever it reads."""
+    model, logits, part = live.engine.model, live.engine.model.logits, -(-len(text) // 6)
+    monkeypatch.setattr(model, "logits", lambda hidden: logits(hidden).index_fill(-1, torch.tensor(0), -100.0))
+    monkeypatch.setattr(model, "encode", lambda messages: [5, 6, 7])  # tools do not fit its context
+    monkeypatch.setattr(model, "decode", lambda tokens: text[: part * len(tokens)])
+
+
+def joined(chunks: Any) -> tuple[dict[str, Any], str]:
+    """The message and the reason of a stream."""
+    text, calls, reason = "", [], ""
+    for chunk in chunks:
+        choice = chunk.choices[0]
+        text += choice.delta.content or ""
+        calls += [call.model_dump(exclude={"index"}) for call in choice.delta.tool_calls or ()]
+        reason = choice.finish_reason or reason
+    return {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}, reason
+
+
+@sabotaged_by("foresight.agents.live.serve.visible", lambda real: lambda text: text)
+@sabotaged_by("foresight.agents.live.store.Store.request", lambda real: lambda self, *given: None)
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_answered_by_what_their_tools_return(
+    live: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    writes(live, monkeypatch, f"\n Look: {tool.write('add', a=1, b=2)} {tool.write('now')}\n")
+    asked: dict[str, Any] = {"tools": [protocol_tool("add"), protocol_tool("now")], "max_tokens": 6}
+    messages: list[Any] = [{"role": "user", "content": "1+2?"}]
+
+    def ask(stream: bool) -> tuple[dict[str, Any], str]:
+        found = live.client.chat.completions.create(
+            model="live", messages=messages, extra_headers={"X-Session-Id": "a"}, stream=stream, **asked
+        )
+        if stream:
+            return joined(found)
+        return found.choices[0].message.model_dump(exclude_none=True), found.choices[0].finish_reason
+
+    message, reason = ask(stream)
+    called = [(call["type"], call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+    assert called == [("function", "add", '{"a": 1, "b": 2}'), ("function", "now", "{}")]
+    one, two = (call["id"] for call in message["tool_calls"])
+    messages += [message, {"role": "tool", "tool_call_id": one, "content": "3"}]
+    messages += [{"role": "tool", "tool_call_id": two, "content": "12:00"}]
+    for found, why in ((message, reason), ask(not stream)):
+        assert why == "tool_calls" and (found.get("content") or "") == "Look:"
+    live.store.collect(60)
+    first, second = live.store.turns()
+    results = "<tool_response>3</tool_response>\n<tool_response>12:00</tool_response>"
+    assert first.next == {"role": "user", "content": results} and second.state == "served"
+
+
+def protocol_tool(name: str) -> Any:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_white_space_around_a_turn_does_not_keep_it_from_being_answered(
+    live: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    writes(live, monkeypatch, " Paris is\n it. \n")
+    found = live.ask("hi", session="a", stream=stream)
+    text = joined(found)[0]["content"] if stream else found.choices[0].message.content
+    assert text == "Paris is\n it."
+    live.ask("hi", f"{text} \n", "thanks", session="a")
+    live.store.collect(60)
+    assert [turn.state for turn in live.store.turns()] == ["answered", "served"]
+
+
+@sabotaged_by("foresight.agents.live.serve._trains", lambda real: lambda http, request: True)
+@sabotaged_by("foresight.agents.live.serve._opted_out", lambda real: lambda store, session: False)
 def test_only_turns_that_can_be_trained_on_are_kept(live: Served) -> None:
     live.ask("hi")  # no session
     live.ask("hi", session="a", headers={"X-Turn-Type": "side"})
@@ -114,6 +199,22 @@ def test_only_turns_that_can_be_trained_on_are_kept(live: Served) -> None:
     live.ask("hi", session="a", headers={"X-Session-Train": "off"})
     live.ask("hi", session="a")
     assert [turn.session for turn in live.store.turns()] == ["b"]  # opted out for good, and forgotten
+
+
+@sabotaged_by("foresight.agents.live.serve._add", lambda real: lambda store, turn: store.add(turn))
+def test_a_turn_whose_session_opts_out_while_it_is_written_is_not_kept(
+    live: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, held = live.engine.submit, list[engines.Request]()
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patched:
+        patched.setattr(live.engine, "submit", held.append)
+        running = pool.submit(live.ask, "hi", session="a")
+        while not held:
+            time.sleep(0.01)
+        patched.setattr(live.engine, "submit", real)
+        live.ask("hi", session="a", headers={"X-Session-Train": "off"})
+        real(held[0])
+        assert running.result().choices and live.store.turns() == []
 
 
 def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
@@ -131,6 +232,42 @@ def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
     assert [one.id for one in live.client.models.list()] == ["live"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_ends_its_turn(live: Served, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, logits, asked = live.engine.submit, live.engine.model.logits, list[engines.Request]()
+    monkeypatch.setattr(live.engine, "submit", lambda request: (asked.append(request), real(request)))
+
+    def slowly(hidden: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.03)
+        return logits(hidden).index_fill(-1, torch.tensor(0), -100.0)  # never the end
+
+    monkeypatch.setattr(live.engine.model, "logits", slowly)
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "stream": stream}).encode()
+    client = http.client.HTTPConnection("127.0.0.1", live.port)
+    client.request("POST", "/v1/chat/completions", body, {"X-Session-Id": "a"})
+    while not asked or not asked[0].tokens:
+        time.sleep(0.01)
+    client.close()
+    end = time.monotonic() + 10
+    while not asked[0].over and time.monotonic() < end:
+        time.sleep(0.01)
+    assert asked[0].over and asked[0].canceled and len(asked[0].tokens) < 50
+    assert live.store.turns() == []
+
+
+def test_a_header_that_repeats_is_refused(live: Served) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}).encode()
+    for name in serve.HEADERS:
+        client = http.client.HTTPConnection("127.0.0.1", live.port)
+        client.putrequest("POST", "/v1/chat/completions")
+        for key, value in (("Content-Length", str(len(body))), (name, "a"), (name, "b")):
+            client.putheader(key, value)
+        client.endheaders(body)
+        with contextlib.closing(client), client.getresponse() as answer:
+            assert answer.status == 400 and f"{name} is given more than once" in answer.read().decode()
+    assert live.store.turns() == []
+
+
 def test_a_token_and_a_host_guard_the_server(tmp_path: Path) -> None:
     made = Served(tmp_path, token=TOKEN)
     try:
@@ -144,6 +281,14 @@ def test_a_token_and_a_host_guard_the_server(tmp_path: Path) -> None:
 def test_another_host_is_refused_without_a_token(live: Served) -> None:
     with pytest.raises(openai.PermissionDeniedError):
         live.client.with_options(default_headers={"Host": "evil.example"}).models.list()
+
+
+def test_this_machine_is_answered_by_any_of_its_names(live: Served) -> None:
+    for host in ("localhost", "127.0.0.1:8000", "[::1]", "[::1]:8000"):
+        assert live.get("/v1/models", Host=host)[0] == 200
+    for host in ("::1", "evil.example:8000", "localhost:8000.evil.example", ""):
+        status, document = live.get("/v1/models", Host=host)
+        assert status == 403 and document["error"]["message"] == "This server answers to localhost only."
 
 
 def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> None:
@@ -172,10 +317,30 @@ def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> No
     assert len(live.store.turns()) == 48 and {t.version for t in live.store.turns()} <= {0, 1, 2}
 
 
-def test_many_sessions_at_once(live: Served) -> None:
-    with ThreadPoolExecutor(20) as pool:
-        replies = list(pool.map(lambda number: live.ask("hi", session=f"s{number}", max_tokens=1), range(200)))
-    assert len(replies) == 200 and len({turn.session for turn in live.store.turns()}) == 200
+def test_two_hundred_sessions_at_once(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, waiting = live.engine.submit, list[engines.Request]()
+
+    def hold(request: engines.Request) -> None:
+        waiting.append(request)
+        if len(waiting) == 200:  # all of them are there
+            for one in waiting:
+                real(one)
+
+    monkeypatch.setattr(live.engine, "submit", hold)
+
+    async def ask(number: int) -> bytes:
+        body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
+        head = f"Host: localhost\r\nX-Session-Id: s{number}\r\nContent-Length: {len(body)}\r\nConnection: close"
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
+        with contextlib.closing(writer):
+            return await reader.read()
+
+    async def all_of_them() -> list[bytes]:
+        return await asyncio.wait_for(asyncio.gather(*(ask(number) for number in range(200))), 60)
+
+    assert all(reply.startswith(b"HTTP/1.1 200") and b'"live-0"' in reply for reply in asyncio.run(all_of_them()))
+    assert sorted(turn.session for turn in live.store.turns()) == sorted(f"s{number}" for number in range(200))
 
 
 def test_a_full_disk_serves_and_keeps_nothing(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,3 +351,32 @@ def test_a_full_disk_serves_and_keeps_nothing(live: Served, monkeypatch: pytest.
 
     monkeypatch.setattr(Store, "add", full)
     assert live.ask("hi", session="a").choices
+
+
+@sabotaged_by("foresight.agents.live.serve._safely", lambda real: _always(real))
+def test_a_database_that_is_full_is_reported_with_each_turn_and_opts_no_session_out_in_silence(live: Served) -> None:
+    fill(live.store)
+    count, create = len(live.store.turns()), live.client.chat.completions.create
+    asked: Any = {"model": "live", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    asked["extra_headers"] = {"X-Session-Id": "a"}
+    raw = live.client.chat.completions.with_raw_response.create(**asked)
+    assert raw.headers.get("X-Turn-Kept") == "no" and raw.parse().choices
+    last = list(create(**asked, stream=True))[-1]
+    assert last.choices[0].finish_reason and last.model_dump().get("turn_kept") is False
+    out = {**asked, "extra_headers": {"X-Session-Id": "a", "X-Session-Train": "off"}}
+    with pytest.raises(openai.InternalServerError, match=r"full\. Send the request again later"):
+        create(**out)
+    assert len(live.store.turns()) == count
+    make_room(live.store)
+    raw = live.client.chat.completions.with_raw_response.create(**asked)
+    assert "X-Turn-Kept" not in raw.headers and len(live.store.turns()) == count + 1
+    assert "turn_kept" not in list(create(**asked, stream=True))[-1].model_dump()
+    create(**out)
+    assert len(live.store.turns()) == count
+
+
+def _always(real: Any) -> Any:
+    async def kept(*given: Any) -> bool:
+        return bool(await real(*given)) or True
+
+    return kept

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import multiprocessing
 import os
 import random
 import signal
+import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import pytest
 from foresight.agents.live import score
 from foresight.agents.live.store import Store, Turn
 from foresight.errors import LostError, UserError
-from tests.sabotage import sabotaged_by
+from tests.sabotage import change, drop, sabotaged_by
 
 
 def turn(session: str = "s", reply: str = "hi", version: int = 0) -> Turn:
@@ -23,6 +27,32 @@ def turn(session: str = "s", reply: str = "hi", version: int = 0) -> Turn:
 
 def conversation(*texts: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+FILL = (  # of a row of some size in each table
+    "INSERT INTO turns (session, version, created, messages, reply, prompt, tokens, logprob, temperature, state) "
+    "VALUES ('', 0, 0, ?, '', x'', x'', x'', 1, 'stale')",
+    "INSERT INTO versions (number, folder, created, metrics) SELECT min(number) - 1, '', 0, ? FROM versions",
+    "INSERT INTO settings (name, value) SELECT count(*), ? FROM settings",
+    "INSERT INTO events (created, kind, text) VALUES (0, '', ?)",
+)
+
+
+def fill(store: Store) -> None:
+    """Leave no room in the database: SQLite itself refuses what is added."""
+    store._base.execute("PRAGMA synchronous=OFF")
+    pages = store._base.execute("PRAGMA page_count").fetchone()[0]
+    store._base.execute(f"PRAGMA max_page_count={pages}")
+    for statement in FILL:
+        for size in (500, 50, 0):
+            with pytest.raises(sqlite3.OperationalError, match="full"):
+                while True:
+                    store._base.execute(statement, (f'"{"x" * size}"',))
+
+
+def make_room(store: Store) -> None:
+    """The disk has room again."""
+    store._base.execute("PRAGMA max_page_count=1000000")
 
 
 @pytest.fixture
@@ -47,6 +77,28 @@ def test_a_turn_goes_its_way(store: Store) -> None:
     assert store.active() == 1 and len(store.versions()) == 2
 
 
+def _unchecked(real: Any) -> Any:
+    """Publishes for turns that do not wait, too."""
+
+    def publish(self: Store, number: int, folder: str, metrics: dict[str, Any], turns: list[int]) -> None:
+        waiting = {one.id for one in self.turns("scored")}
+        real(self, number, folder, metrics, [one for one in turns if one in waiting])
+
+    return publish
+
+
+@sabotaged_by("foresight.agents.live.store.Store.publish", _unchecked)
+def test_no_version_is_published_for_a_turn_that_was_trained_on(store: Store) -> None:
+    one = store.add(turn())
+    store.request("s", conversation("hello", "hi", "thanks"))
+    store.collect(60)
+    store.scored(one, 1.0)
+    for number in (1, 2):
+        with contextlib.suppress(UserError):
+            store.publish(number, "folder", {}, [one])
+    assert store.active() == 1 and [version["number"] for version in store.versions()] == [0, 1]
+
+
 @sabotaged_by("foresight.agents.live.store.Store.request", lambda real: _any_reply(real))
 def test_two_clients_in_one_session_do_not_answer_for_each_other(store: Store) -> None:
     first, second = store.add(turn(reply="one")), store.add(turn(reply="two"))
@@ -57,12 +109,33 @@ def test_two_clients_in_one_session_do_not_answer_for_each_other(store: Store) -
     assert found[first].next == {"role": "user", "content": "to one"} and found[second].state == "served"
 
 
+@sabotaged_by(
+    "foresight.agents.live.store.Store.add", change("turn", lambda one: dataclasses.replace(one, reply="hi!"))
+)
+def test_white_space_around_a_reply_is_no_difference(store: Store) -> None:
+    store.add(turn(reply=" hi\n"))
+    store.request("s", conversation("hello", "hi ", "thanks"))
+    assert store.collect(60) == 1 and store.turns("answered")[0].reply == "hi"
+
+
+@sabotaged_by("foresight.agents.live.store.Store.collect", lambda real: lambda self, patience: 0)
+def test_a_request_answers_no_turn_that_was_served_after_it(store: Store) -> None:
+    for text in ("one", "two"):  # the model repeats itself
+        store.add(turn())
+        store.request("s", conversation("hello", "hi", text))
+    last = store.add(turn())
+    store.collect(60)
+    found = {t.id: t.next and t.next["content"] for t in store.turns()}
+    assert found == {1: "one", 2: "two", last: None}
+
+
 def _any_reply(real: Any) -> Any:
     return lambda self, session, messages, done=False: real(
         self, "s", [*messages[:1], {"role": "assistant", "content": "two"}, *messages[2:]], done
     )
 
 
+@sabotaged_by("foresight.agents.live.store.Store.collect", change("patience", abs))
 def test_turns_without_a_next_state_end(store: Store) -> None:
     store.add(turn())
     store.request("s", conversation("bye"), done=True)
@@ -72,6 +145,7 @@ def test_turns_without_a_next_state_end(store: Store) -> None:
     assert store.collect(-1) == 1 and store.counts()["ended"] == 2
 
 
+@sabotaged_by("foresight.agents.live.store.Store.window", change("staleness", lambda versions: versions + 9))
 def test_staleness_is_bounded(store: Store) -> None:
     for number in range(1, 6):
         store.publish(number, "f", {}, [])
@@ -154,3 +228,52 @@ def test_a_scorer_that_is_down_leaves_turns_waiting(store: Store) -> None:
         score.step(store, down)
     assert store.counts()["answered"] == 1
     assert score.step(store, lambda t: (-1.0, "")) == 1 and store.turns("scored")[0].id == one
+
+
+@sabotaged_by("foresight.agents.live.store.Store.scored", drop("error"))
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), UserError("returned 'bad'"), OSError("gone")])
+def test_a_turn_that_cannot_be_scored_is_left_out_and_the_next_one_is_scored(store: Store, error: Exception) -> None:
+    for reply in ("one", "two"):
+        store.add(turn("s", reply))
+        store.request("s", conversation("hello", reply, "next"))
+    store.collect(60)
+
+    def rule(one: Turn) -> tuple[float, str]:
+        if one.reply == "one":
+            raise error
+        return 1.0, ""
+
+    assert score.step(store, rule, "rules.py:rate") == 2 and score.step(store, rule) == 0
+    assert [(t.reply, t.state) for t in store.turns()] == [("one", "unscored"), ("two", "scored")]
+    what = f"rules.py:rate: {type(error).__name__}: {error}"
+    assert store.events() == [("unscored", f"turn 1 of session s is left out: {what}")]
+
+
+@sabotaged_by("foresight.agents.live.store.Store.transaction", lambda real: _twice(real))
+def test_a_transaction_that_a_full_disk_ends_changes_nothing(store: Store) -> None:
+    one = store.add(turn())
+    store.request("s", conversation("hello", "hi", "next"))
+    store.collect(60)
+    store.scored(one, 1.0)
+    fill(store)
+    with pytest.raises(sqlite3.OperationalError) as found:
+        store.publish(1, "f" * 100, {}, [one])
+    assert "full" in str(found.value) and store.counts()["scored"] == 1 and store.active() == 0
+    make_room(store)
+    store.publish(1, "f" * 100, {}, [one])
+    assert store.counts()["trained"] == 1 and store.active() == 1
+
+
+def _twice(real: Any) -> Any:
+    """Rolls back what SQLite has rolled back, which is another error."""
+
+    @contextlib.contextmanager
+    def begun(self: Store) -> Iterator[None]:
+        with real(self):
+            try:
+                yield
+            except BaseException:
+                self._base.execute("ROLLBACK")
+                raise
+
+    return begun

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import subprocess
@@ -14,10 +15,13 @@ import torch
 from foresight.agents.live import learn, loops, train
 from foresight.agents.live.settings import Config
 from foresight.agents.live.store import Store
+from foresight.errors import LostError
 from foresight.nets.language import pretrained
 from foresight.training.options import Tuning
 from tests import tiny_language
 from tests.agents.live.test_learn import TEMPLATE, sampled
+from tests.agents.live.test_store import fill, make_room
+from tests.sabotage import sabotaged_by
 
 
 @pytest.fixture
@@ -101,6 +105,41 @@ def test_a_trainer_killed_before_it_publishes_trains_the_same_turns_once(
     assert equal(weights(again), weights(trainer)) and store.counts() == {**store.counts(), "trained": 3, "scored": 0}
 
 
+@sabotaged_by("foresight.agents.live.train.Trainer._load", lambda real: _once(real))
+@pytest.mark.parametrize("place", ["database", "folder"])
+def test_a_full_disk_loses_no_turn_and_the_weights_are_those_before(
+    tmp_path: Path, model: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config = begun(tmp_path, model)
+    trainer = train.Trainer(store, config)
+    before = weights(trainer)
+    feed(store, trainer)
+    versions = len(store.versions())
+    with monkeypatch.context() as patched:
+        if place == "database":
+            fill(store)
+            versions = len(store.versions())
+        else:
+            patched.setattr(train, "save_file", lambda weights, file: _full(file))
+        with pytest.raises(LostError, match=r"version 1 cannot be written: .*(full|No space left)"):
+            trainer.step()
+    make_room(store)
+    assert not list((store.folder / train.VERSIONS).iterdir()) and len(store.versions()) == versions
+    assert equal(weights(trainer), before) and store.counts()["scored"] == 3 and store.active() == 0
+    assert trainer.step() is not None and store.active() == 1 and store.counts()["trained"] == 3
+
+
+def _full(file: Path) -> None:
+    file.write_bytes(b"half")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _once(real: Any) -> Any:
+    """Loads nothing where there is a policy."""
+    return lambda self: None if hasattr(self, "policy") else real(self)
+
+
+@sabotaged_by("foresight.agents.live.train.Trainer._load", lambda real: _once(real))
 def test_a_rollback_is_trained_from(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     trainer = train.Trainer(store, config)
@@ -115,6 +154,7 @@ def test_a_rollback_is_trained_from(tmp_path: Path, model: str) -> None:
     assert store.active() == 3 and store.versions()[-1]["parent"] == 1
 
 
+@sabotaged_by("foresight.agents.live.train.Trainer._gate", lambda real: lambda self: None)
 def test_a_held_out_check_that_falls_rolls_back_and_pauses(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     values = iter([0.8, 0.75, 0.3])
@@ -129,6 +169,7 @@ def test_a_held_out_check_that_falls_rolls_back_and_pauses(tmp_path: Path, model
     assert trainer.step() is None
 
 
+@sabotaged_by("foresight.agents.live.learn.one_sided", lambda real: lambda turns: [])
 def test_a_user_of_one_score_is_named_and_one_beyond_the_bound_is_refused(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     trainer = train.Trainer(store, config)

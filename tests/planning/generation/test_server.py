@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from foresight.algorithms.language import grpo
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.generation import rollout
-from foresight.planning.generation.server import KEY, Server, ServerError, attach
+from foresight.planning.generation.server import KEY, Server, ServerError, attach, without_user
 from foresight.training.options import build_config
 from tests import tiny_language
 from tests.openai_server import FORMS, Stub, serve
@@ -297,3 +298,20 @@ def test_rows_that_cannot_be_trained_on_are_refused(stub, monkeypatch, fields, m
 def test_only_a_state_that_has_a_policy_can_be_completed_for(stub):
     with pytest.raises(UserError, match="with a language model that samples"):
         attach(object(), stub.url)
+
+
+def test_user_and_password_of_a_url_are_sent_and_not_shown(stub, monkeypatch):
+    monkeypatch.setenv(KEY, "of another server")
+    server = Server(stub.url.replace("://", "://ann:p%40ss@"), _model(), tries=1)
+    server.answers(PROMPTS[:1], 2, generator=_seeded())
+    assert stub.headers[-1]["Authorization"] == "Basic " + base64.b64encode(b"ann:p@ss").decode()
+    stub.always = 500
+    with pytest.raises(ServerError, match=rf"The server at {stub.url} does not answer"):
+        server.answers(PROMPTS[:1], 2, generator=_seeded())
+    with pytest.raises(UserError, match=r"not 'ftp://x/v1'"):
+        Server("ftp://ann:p%40ss@x/v1", None)
+
+
+@pytest.mark.parametrize("text", ["smollm2", "runs/a@b", "Rules.py:rate", "http://x/v1?a=b@c", "http://[::1]:80/@"])
+def test_what_has_no_user_is_left_as_it_is(text):
+    assert without_user(text) == text
