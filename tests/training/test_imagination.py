@@ -31,3 +31,11 @@ def test_replayed_returns_bootstrap_from_imagined_ones_up_to_final_observations(
 
     expected = torch.tensor([[literal(row, t) for t in range(5)] for row in range(2)])
     torch.testing.assert_close(found[known > 0], expected[known > 0])
+
+
+@sabotaged_by("foresight.training.imagination.saturated", change("bins", lambda bins: 2 * bins))
+def test_the_share_beyond_the_bins_is_the_mean_over_kinds_of_targets() -> None:
+    bins = torch.tensor([-2.0, 0.0, 2.0])
+    found = imagination.saturated(bins, torch.tensor([2.0, 2.1, -2.1, -2.0]), torch.tensor([[3.0, 0.0]]))
+    assert found == 0.5
+    assert imagination.saturated(bins, bins) == 0
