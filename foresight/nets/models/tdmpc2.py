@@ -124,7 +124,8 @@ class TDMPC2(nn.Module):
 
         z = h(s),  z' = d(z, a),  r = R(z, a),  and with `episodic` the probability of a termination at z'     §3.1
 
-    Latent states are on simplices of `group` dims. Rewards are two-hot over `bins` symexp-spaced bins.
+    Latent states are on simplices of `group` dims. Rewards are two-hot over `bins` symexp-spaced bins. Raises UserError
+    for observations that world models do not read (`world_model.require_supported`).
     """
 
     bins: Tensor
@@ -145,6 +146,7 @@ class TDMPC2(nn.Module):
     ) -> None:
         super().__init__()
         self.size, self.actions = latent, actions
+        world_model.require_supported(space)
         self.encoder: Vectors | Pixels
         if encoders.is_image(space):
             self.encoder = Pixels(space, channels, latent, group)

@@ -310,7 +310,13 @@ ObsModel = Vectors | Images
 
 
 def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int, patch: int = 1) -> ObsModel:
-    """Encoder and decoder of the observations of `space`. Raises UserError for what is neither, and for sizes."""
+    """Encoder and decoder of the observations of `space`. Raises UserError as `require_supported`, and for sizes."""
+    require_supported(space)
+    return Images(space, depth, patch) if encoders.is_image(space) else Vectors(space, units, layers)
+
+
+def require_supported(space: gs.Space[Any]) -> None:
+    """Raises UserError for observations that are neither an image nor numbers in one dim, and for an action_mask."""
     if isinstance(space, gs.Dict) and "action_mask" in space.spaces:
         raise UserError(
             "World models do not support an action_mask: what is imagined has no mask. "
@@ -324,7 +330,6 @@ def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int, patch: 
                 f"{f' in a Dict, as {name}' if name else ''}. Wrap the environment so that it gives one of them"
                 f"{', for example only the image' if image else ', for example with --env-options flatten=true'}."
             )
-    return Images(space, depth, patch) if encoders.is_image(space) else Vectors(space, units, layers)
 
 
 def reconstruction(
