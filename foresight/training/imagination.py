@@ -1,4 +1,4 @@
-"""What agents that learn in imagination share: the return of an imagined rollout, the actor's loss, the optimizer.
+"""What agents that learn in imagination share: rollouts and their returns, the actor's loss, the optimizer.
 
 Source: DreamerV3, Hafner et al. 2023 (arXiv:2301.04104), "Critic learning" and "Actor learning".
 """
@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresight.data.trajectory import Trajectory
+from foresight.nets.models.world_model import Policy, WorldModel
 from foresight.nets.outputs import Output
 from foresight.ops import returns, transforms
+
+
+@torch.no_grad()
+def rollout(
+    model: WorldModel, starts: dict[str, Tensor], policy: Policy, horizon: int, gamma: float, generator: torch.Generator
+) -> tuple[Trajectory, Tensor]:
+    """`WorldModel.imagine` with γ in the discount, of models whose predicted continuation includes it and others."""
+    steps, features = model.imagine(starts, policy, horizon, generator)
+    return steps if model.discounted else steps.replace(discount=gamma * steps.discount), features
 
 
 def imagined_return(steps: Trajectory, value: Tensor, lam: float) -> Tensor:

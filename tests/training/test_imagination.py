@@ -39,3 +39,22 @@ def test_the_share_beyond_the_bins_is_the_mean_over_kinds_of_targets() -> None:
     found = imagination.saturated(bins, torch.tensor([2.0, 2.1, -2.1, -2.0]), torch.tensor([[3.0, 0.0]]))
     assert found == 0.5
     assert imagination.saturated(bins, bins) == 0
+
+
+class Steady:
+    """A model in which nothing changes, and which continues with probability 0.5; with γ = 0.9 inside, or not."""
+
+    def __init__(self, discounted: bool) -> None:
+        self.discounted, self.discount = discounted, 0.5 * (0.9 if discounted else 1.0)
+
+    def imagine(self, state, policy, horizon, generator):
+        nothing, discount = torch.zeros(2, horizon), torch.full((2, horizon), self.discount)
+        return Trajectory(nothing, nothing, nothing, discount, nothing), torch.zeros(2, horizon + 1, 1)
+
+
+@sabotaged_by("foresight.training.imagination.rollout", change("gamma", lambda gamma: 1.0))
+def test_a_rollout_is_discounted_once() -> None:
+    for discounted in (True, False):
+        steps, features = imagination.rollout(Steady(discounted), {}, None, 3, 0.9, torch.Generator())
+        torch.testing.assert_close(steps.discount, torch.full((2, 3), 0.45))
+        assert features.shape == (2, 4, 1)

@@ -260,9 +260,8 @@ def roots(state: State, batch: Trajectory, arrival: Arrival, found: Tree) -> tup
 def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival) -> dict[str, Tensor]:
     """One gradient step of actor and critic on rollouts from all rows `[N, L]` of a batch, whose states are given."""
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
-    with torch.no_grad():
-        flat = {name: x.flatten(0, 1) for name, x in starts.items()}
-        steps, features = model.imagine(flat, actor, config.horizon, state.inner)
+    flat = {name: x.flatten(0, 1) for name, x in starts.items()}
+    steps, features = imagination.rollout(model, flat, actor, config.horizon, config.gamma, state.inner)
     predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
     with torch.no_grad():
         value, slow = predicted.mean(), state.slow_critic(features).mean()

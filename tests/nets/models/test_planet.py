@@ -46,12 +46,22 @@ def test_a_sequence_in_parts_is_the_whole_sequence(means: None) -> None:
     carry, parts = model.initial(4), []
     for a, b in ((0, 3), (3, 4), (4, 7)):
         found = model.observe(carry, obs[:, a:b], action[:, a:b], cut[:, a:b], generator)
-        keep = 1 - cut[:, b - 1 : b]
-        carry = {name: found[name][:, -1] * keep for name in ("deter", "stoch")}
-        carry["action"] = action[:, b - 1] * keep
+        carry = model.carry({name: x[:, -1] for name, x in found.items()}, action[:, b - 1])
+        carry = {name: x * (1 - cut[:, b - 1 : b]) for name, x in carry.items()}
         parts.append(found)
     for name, value in whole.items():
         torch.testing.assert_close(torch.cat([part[name] for part in parts], 1), value, atol=1e-5, rtol=0)
+
+
+@sabotaged_by("foresight.nets.models.planet._noise", lambda f: lambda *shape, like, generator: torch.randn(shape))
+@torch.no_grad()
+def test_without_a_generator_latents_are_the_mode() -> None:
+    model, before = _model(), torch.random.get_rng_state()
+    obs, action, cut = _sequences()
+    found = model.observe(model.initial(4), obs, action, cut, None)
+    assert torch.equal(found["stoch"], found["mean"]) and torch.equal(before, torch.random.get_rng_state())
+    latest = model.latest(obs, action, cut, None)
+    assert all(torch.equal(x, found[name][:, -1]) for name, x in latest.items())
 
 
 @sabotaged_by("foresight.nets.models.planet.GaussianRSSM.observe", change("cut", torch.zeros_like))
