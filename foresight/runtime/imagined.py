@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import UserError
+from foresight.runtime import catalog
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +31,15 @@ def run_of(name: str) -> Path | None:
 def has_model(state: State) -> bool:
     """Whether `state` holds a world model that predicts step by step."""
     return hasattr(getattr(state, "model", None), "advance")
+
+
+@functools.cache
+def learns_model(algorithm: str) -> bool:
+    """Whether the State of a built-in algorithm holds a world model that predicts step by step."""
+    entry = catalog.algorithms().get(algorithm)
+    if entry is None or entry.family != "world":
+        return False  # and nothing is imported
+    return hasattr(typing.get_type_hints(catalog.module(algorithm).State).get("model"), "advance")
 
 
 def require_model(agent: Agent) -> Any:

@@ -10,10 +10,16 @@ import torch
 
 from foresight.algorithms.world import planet
 from foresight.nets.models.planet import GaussianRSSM
-from foresight.runtime import imagined
+from foresight.runtime import catalog, imagined
 from tests.algorithms.world.test_planet import SMALL
 from tests.algorithms.world.world_runs import near
 from tests.sabotage import change, sabotaged_by
+
+
+@sabotaged_by("foresight.runtime.imagined.learns_model", lambda f: lambda algorithm: algorithm != "tdmpc2")
+def test_the_state_of_an_algorithm_shows_whether_it_learns_a_world_model() -> None:
+    found = {name for name in catalog.algorithms() if imagined.learns_model(name)}
+    assert found == {"dreamer", "planet", "storm", "tdmpc2"}
 
 
 @sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
