@@ -92,13 +92,18 @@ class WorldModel(Protocol):
     def decode(self, state: Tree) -> Tensor:
         """The predicted observations of states `[N, ...]`: bytes `[N, C, H, W]` of images, otherwise vectors `[N, D]`.
 
-        Models without a decoder do not have this.
+        Models without a decoder do not have this, or their `decoder` is None: see `decodes`.
         """
 
     def loss(
         self, carry: dict[str, Tensor], batch: Trajectory, arrival: Arrival, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The terms of the model's loss by name, `[B, T]` each, and the states."""
+
+
+def decodes(model: Any) -> bool:
+    """Whether a world model predicts observations."""
+    return hasattr(model, "decode") and getattr(model, "decoder", True) is not None
 
 
 class Dense(nn.Sequential):

@@ -194,6 +194,21 @@ def _fit(state: Any, config: Any) -> None:
     state.slow_critic = copy.deepcopy(state.critic).requires_grad_(False)
 
 
+@pytest.mark.parametrize(("module", "config"), [(dreamer, DREAMER), (storm, CONFIG)], ids=["dreamer", "storm"])
+def test_a_search_in_the_model_corrects_the_actor(module: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = choice(3)
+    state = module.build(dataclasses.replace(config, search_simulations=16, learning_starts=0), env.spaces)
+    state.actor.net[-1].bias.data[2] = 1.0
+    kind, advance = type(state.model), type(state.model).advance
+    monkeypatch.setattr(kind, "advance", lambda self, s, a, g: (advance(self, s, a, g)[0], a[:, 0], 0 * a[:, 0]))
+    obs = env.reset(0)
+    action, _, carry = module.act(state, obs)
+    assert action.tolist() == [0] * 8
+    assert set(module.act(state, obs, carry, explore=True)[0].tolist()) <= {0, 1, 2}
+    state.config = dataclasses.replace(state.config, search_simulations=0)
+    assert module.act(state, obs)[0].tolist() == [2] * 8
+
+
 MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
