@@ -37,8 +37,8 @@ def has_model(state: State) -> bool:
 def learns_model(algorithm: str) -> bool:
     """Whether the State of a built-in algorithm holds a world model that predicts step by step."""
     entry = catalog.algorithms().get(algorithm)
-    if entry is None or entry.family != "world":
-        return False  # and nothing is imported
+    if entry is None or entry.kind != "control":
+        return False  # and no language model is imported
     return hasattr(typing.get_type_hints(catalog.module(algorithm).State).get("model"), "advance")
 
 
