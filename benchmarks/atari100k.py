@@ -7,7 +7,8 @@ Every algorithm and game is a run of the preset with `learning_starts` lowered t
 updates (each takes most of a minute of one core), an evaluation of one episode of 100 steps, a video of open-loop
 prediction, a checkpoint, and a resumed run with one more update. So the scores say nothing: the result has the seconds
 of an update, the environment steps a second of acting, the losses, the peak memory of the process, the size of the
-video, and the step from which the run was resumed. Pairs that are in the file already are not run again.
+video, and the step from which the run was resumed. Pairs that are in the file already are not run again. It fails
+where a peak is above the limit of 8 GiB.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ def main() -> None:
                 done[f"{algorithm}-{game}"] = measure(algorithm, game)
                 write(done)
                 print(json.dumps({f"{algorithm}-{game}": done[f"{algorithm}-{game}"]}), flush=True)
+    if above := over_limit(done):
+        sys.exit(f"Above the limit of {LIMIT:g} GiB: {', '.join(above)}. --decoded lowers that of an update.")
+
+
+def over_limit(runs: dict[str, dict[str, Any]]) -> list[str]:
+    """The runs whose peak memory is above their limit, with that peak."""
+    return [f"{name} {run['peak_gib']} GiB" for name, run in runs.items() if run["peak_gib"] > run["limit_gib"]]
 
 
 def measure(algorithm: str, game: str) -> dict[str, Any]:

@@ -139,7 +139,10 @@ class Sequences:
                 rows = columns[starts[whole]]
                 found.append(trees.pick(tree_map(lambda x: x[0], stream.storage.obs), rows))
         if not found:
-            raise UserError(f"The replay of {len(self)} rows holds no whole episode: train longer.")
+            raise UserError(
+                f"The replay of {len(self)} rows holds no whole episode. Train longer, or, if episodes never end, "
+                "with a time limit: --env-options time_limit=1000"
+            )
         return trees.concat(found), longest
 
     def refresh(self, key: Tensor, extras: dict[str, Tensor]) -> None:

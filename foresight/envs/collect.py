@@ -14,12 +14,14 @@ from foresight.data import trees
 from foresight.data.sequences import Sequences
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.envs.base import Env, Episodes
+from foresight.errors import UserError
 from foresight.ops import returns
 
 # (observations `[B, ...]` on the learner's device, carry) to (actions `[B, ...]` there, extras to store, carry):
 # an algorithm's `act` with `explore`. The carry is None where there is no memory.
 Choose = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor], Any]]
 _CPU = torch.device("cpu")
+LONGEST = 10_000  # steps of an episode that is collected whole; no task of MuJoCo or dm_control has more than 1,000
 
 
 @dataclass(frozen=True)
@@ -116,14 +118,21 @@ def whole_episodes(
     """Rollouts of one step each, from a reset with `seed` until every environment has finished an episode.
 
     Environments that end earlier continue with their next episode. The memory begins as None. See `segment` with
-    `terminal`.
+    `terminal`. Raises UserError for an episode of more than `LONGEST` steps.
     """
     obs, carry, running = env.reset(seed), None, torch.ones(env.num_envs)
-    while running.any():
+    for _ in range(LONGEST):
         step = segment(env, obs, choose, 1, device, finished, carry, terminal=True)
         obs, carry = step.last, step.carry
         running = running * (1 - step.trajectory.cut[:, 0].cpu())
         yield step
+        if not running.any():
+            return
+    raise UserError(
+        f"{int(running.sum())} of {env.num_envs} environments '{env.name}' did not end an episode within {LONGEST:,} "
+        "steps, but whole episodes are collected. Give them a time limit, for example with "
+        "--env-options time_limit=1000."
+    )
 
 
 @torch.no_grad()

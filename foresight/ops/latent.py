@@ -123,6 +123,21 @@ def sigreg(z: Tensor, slices: int, generator: torch.Generator, knots: int = 17, 
     return z.shape[-2] * (error @ weight).mean(-1)
 
 
+def redundancy(x: Tensor, y: Tensor, off_diagonal: float = 5e-4, eps: float = 1e-6) -> Tensor:
+    """How far features x are from saying the same as y, each without repeating another: Barlow Twins.
+
+        Σ_i (1 - C_ii)² + off_diagonal Σ_{i≠j} C_ij²,  C_ij the correlation of x_i and y_j over the N rows
+
+    Shapes: x, y `[..., D]`, N the product of the leading dims; returns a scalar. Features whose variance is far below
+    `eps` count as uncorrelated. Source: Zbontar et al. 2021 (arXiv:2103.03230), eq. 1 and 2; `off_diagonal` is that of
+    R2-Dreamer's code.
+    """
+    x, y = ((z - z.mean(0)) * (z.var(0, correction=0) + eps).rsqrt() for z in (x.flatten(0, -2), y.flatten(0, -2)))
+    correlation = x.T @ y / len(x)
+    own = correlation.diagonal()
+    return (1 - own).square().sum() + off_diagonal * (correlation.square().sum() - own.square().sum())
+
+
 @torch.no_grad()
 def effective_rank(z: Tensor) -> Tensor:
     """exp(H(p)) of the shares p of the singular values of the centered embeddings z `[N, D]`: a scalar in [1, D].

@@ -84,6 +84,7 @@ class Entry:
     metrics: tuple[str, ...]  # the few shown live
     doc: str  # the whole module docstring
     games: bool = False  # whether it also plays two-player games, by their names
+    attends: bool = False  # whether it acts by attention, whatever its Config
 
 
 @functools.cache
@@ -190,7 +191,7 @@ def _read(path: Path) -> Entry | None:
     constants = {}
     for node in tree.body:
         target, value = _assignment(node)
-        if target in ("KIND", "UNIT", "METRICS", "GAMES") and value is not None:
+        if target in ("KIND", "UNIT", "METRICS", "GAMES", "ATTENDS") and value is not None:
             constants[target] = ast.literal_eval(value)
     if "KIND" not in constants:
         return None  # a helper module, not an algorithm
@@ -205,6 +206,7 @@ def _read(path: Path) -> Entry | None:
         metrics=tuple(constants.get("METRICS", ())),
         doc=doc,
         games=constants.get("GAMES", False),
+        attends=constants.get("ATTENDS", False),
     )
 
 

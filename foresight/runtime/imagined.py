@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import UserError
+from foresight.runtime import catalog
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from foresight.runtime.agent import Agent
     from foresight.runtime.catalog import State
     from foresight.training.imagined_env import ImaginedEnv
@@ -25,6 +31,15 @@ def run_of(name: str) -> Path | None:
 def has_model(state: State) -> bool:
     """Whether `state` holds a world model that predicts step by step."""
     return hasattr(getattr(state, "model", None), "advance")
+
+
+@functools.cache
+def learns_model(algorithm: str) -> bool:
+    """Whether the State of a built-in algorithm holds a world model that predicts step by step."""
+    entry = catalog.algorithms().get(algorithm)
+    if entry is None or entry.kind != "control":
+        return False  # and no language model is imported
+    return hasattr(typing.get_type_hints(catalog.module(algorithm).State).get("model"), "advance")
 
 
 def require_model(agent: Agent) -> Any:
@@ -110,16 +125,20 @@ def inside(agent: Agent, num_envs: int, horizon: int | None, first: bool, seed: 
     return imagined_env.ImaginedEnv(name, model, agent.spaces, starts, num_envs, longest, gamma_of(state), device)
 
 
-def own_action(agent: Agent, env: ImaginedEnv, generator: Any) -> Any:
-    """The agent's greedy action `[1, ...]` in the present state of `env`; a random one if it has no actor."""
+def own_action(agent: Agent, env: ImaginedEnv, generator: torch.Generator) -> Tensor:
+    """The agent's greedy action `[1, ...]` in the present state of `env`: its actor's, or the first of a new plan.
+
+    `generator` draws the candidates of plans.
+    """
     import torch
 
-    actor = getattr(agent.state, "actor", None)
-    if actor is None:
-        env.spaces.action.seed(int(torch.randint(2**31, (1,), generator=generator)))
-        return torch.as_tensor(env.spaces.action.sample()).unsqueeze(0)
+    from foresight.planning.continuous import bounds
+
     with torch.no_grad():
-        return actor.to_env(actor(env.model.features(env.state)).mode()).cpu()
+        if (actor := getattr(agent.state, "actor", None)) is not None:
+            return actor.to_env(actor(env.model.features(env.state)).mode()).cpu()
+        plan = agent.module.plan(dataclasses.replace(agent.state, generator=generator), env.state)
+        return bounds.to_env(plan.mean[:, 0], agent.spaces.action).cpu()
 
 
 def value(agent: Agent, env: ImaginedEnv) -> float | None:

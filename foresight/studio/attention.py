@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import run
+from foresight.runtime import catalog, run
 from foresight.runtime.attention import draw, sources
 from foresight.runtime.attention.maps import VIEWS, Maps
 from foresight.studio import dreams
@@ -24,8 +24,7 @@ LONGEST = 160  # tokens of a text on the page: all links of all layers are sent
 KEPT = 4  # passes in memory
 MOST_CUTS = 64
 STEPS = 20
-ALGORITHMS = ("decision_transformer", "online_decision_transformer", "storm", "classifier")
-OPTIONS = {"memory": ("gtrxl", "transformer"), "images": ("vit", "swin")}
+OPTIONS = {"memory": ("gtrxl", "transformer"), "images": ("vit", "swin"), "sequence_model": ("transformer",)}
 
 
 class Readers:
@@ -41,8 +40,8 @@ class Readers:
         """Id and name of everything that can be read, and whether it reads a text or acts in an environment."""
         found = [{"id": self._model, "name": Path(self._model).name, "text": True, "images": False}]
         for row in self._library.table():
-            options = row["options"]
-            attends = row["algorithm"] in ALGORITHMS or any(options.get(name) in OPTIONS[name] for name in OPTIONS)
+            options, entry = row["options"], catalog.algorithms().get(row["algorithm"])
+            attends = any(options.get(name) in OPTIONS[name] for name in OPTIONS) or bool(entry and entry.attends)
             text = row["kind"] == "text" and row["algorithm"] != "reward_model"
             if (attends or text) and self._library.saved(row["id"]):
                 name = f"{row['name']}: {row['algorithm']} on {row['env']}"

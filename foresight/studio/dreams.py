@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foresight.errors import UserError
-from foresight.runtime import catalog, imagined, run
+from foresight.runtime import imagined, run
 from foresight.runtime.agent import Agent
 from foresight.runtime.evaluation import open_loop
 from foresight.studio.runs import Library
@@ -44,8 +44,7 @@ class Models:
         """Id, name, algorithm and environment of every run with a world model and a checkpoint."""
         found = []
         for row in self._library.table():
-            entry = catalog.algorithms().get(row["algorithm"])
-            if entry is not None and entry.family == "world" and row["algorithm"] in ("dreamer", "storm", "planet"):
+            if imagined.learns_model(row["algorithm"]):
                 found.append({key: row[key] for key in ("id", "name", "algorithm", "env", "state")})
         return found
 

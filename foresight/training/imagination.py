@@ -1,4 +1,4 @@
-"""What agents that learn in imagination share: the return of an imagined rollout, the actor's loss, the optimizer.
+"""What agents that learn in imagination share: rollouts and their returns, the actor's loss, the optimizer.
 
 Source: DreamerV3, Hafner et al. 2023 (arXiv:2301.04104), "Critic learning" and "Actor learning".
 """
@@ -9,12 +9,69 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from gymnasium import spaces as gs
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, Tree
+from foresight.errors import UserError
+from foresight.nets.models.latent_actor import LatentActor
+from foresight.nets.models.world_model import Policy, WorldModel
 from foresight.nets.outputs import Output
 from foresight.ops import returns, transforms
+from foresight.planning.search.mcts import PUCT, search
+
+
+@torch.no_grad()
+def rollout(
+    model: WorldModel, starts: dict[str, Tensor], policy: Policy, horizon: int, gamma: float, generator: torch.Generator
+) -> tuple[Trajectory, Tensor]:
+    """`WorldModel.imagine` with γ in the discount, of models whose predicted continuation includes it and others."""
+    steps, features = model.imagine(starts, policy, horizon, generator)
+    return steps if model.discounted else steps.replace(discount=gamma * steps.discount), features
+
+
+class Inside:
+    """A world model with its actor and critic as a model to search in, `planning.search.mcts.Model`.
+
+    The actions are discrete, the roots posterior states of `model`. Latents are drawn from `generator`.
+    """
+
+    def __init__(
+        self, model: WorldModel, actor: LatentActor, critic: nn.Module, gamma: float, generator: torch.Generator
+    ) -> None:
+        self.model, self.actor, self.critic, self.generator = model, actor, critic, generator
+        self.gamma = 1.0 if model.discounted else gamma
+
+    def root(self, obs: Tree) -> tuple[Tensor, Tensor, Tree]:
+        """See `Model`: of posterior states `[B, ...]`."""
+        state = self.model.begin(obs)
+        return *self._predicted(state), state
+
+    def step(self, state: Tree, action: Tensor) -> tuple[Tree, Tensor, Tensor, Tensor, Tensor]:
+        """See `Model`."""
+        state, reward, discount = self.model.advance(state, self.actor.action_features(action), self.generator)
+        return state, reward, self.gamma * discount, *self._predicted(state)
+
+    def _predicted(self, state: Tree) -> tuple[Tensor, Tensor]:
+        features = self.model.features(state)
+        return self.actor(features).logps, self.critic(features).mean()
+
+
+def searched(inside: Inside, state: Tree, simulations: int, explore: bool) -> Tensor:
+    """MuZero's action `[B]` from posterior states `[B, ...]`: its rule and visits; drawn in proportion if `explore`."""
+    rule = PUCT(normalize="tree", first_play="parent")
+    return search(
+        inside, state, simulations, rule, temperature=float(explore), generator=inside.generator if explore else None
+    ).action
+
+
+def require_searchable(simulations: int, space: gs.Space[Any]) -> None:
+    """Raises UserError if there are `simulations` to be made over actions that are not discrete."""
+    if simulations and not isinstance(space, gs.Discrete):
+        raise UserError(
+            f"search_simulations is {simulations}, but only Discrete actions are searched, not {space}. Set it to 0."
+        )
 
 
 def imagined_return(steps: Trajectory, value: Tensor, lam: float) -> Tensor:

@@ -14,7 +14,7 @@ from foresight.data.trajectory import Tree, tree_map
 from foresight.envs.base import Env, Feedback, Frame, Spaces
 from foresight.errors import UserError
 from foresight.nets.models import latent_actor
-from foresight.nets.models.world_model import Images, WorldModel
+from foresight.nets.models.world_model import Images, WorldModel, decodes
 
 CONTEXT = 16  # rows of the replay that are observed before an imagined episode
 STARTS = 256  # states that episodes start from
@@ -53,11 +53,11 @@ def beginnings(model: WorldModel, space: gs.Space[Any], replay: Sequences, gener
 
 def require_observations(name: str, model: Any, spaces: Spaces) -> None:
     """Raises UserError for a model that does not decode, and for observations that cannot be made of its output."""
-    if not hasattr(model, "decode"):
+    if not decodes(model):
         raise UserError(
             f"'{name}' cannot be an environment: its world model predicts no observations, so that nothing that is "
-            "trained or played inside could act outside. Give a run of dreamer, storm or planet. Its errors are "
-            "drawn with: foresight plot RUN --model 45 --out errors.png"
+            "trained or played inside could act outside. Give a run of dreamer, storm or planet with a decoder. Its "
+            "errors are drawn with: foresight plot RUN --model 45 --out errors.png"
         )
     if not isinstance(spaces.obs, gs.Box) or not (isinstance(model.obs, Images) or spaces.obs.dtype.kind == "f"):
         raise UserError(

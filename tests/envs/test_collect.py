@@ -10,6 +10,7 @@ import torch
 from foresight.data.trajectory import tree_map
 from foresight.envs import collect
 from foresight.envs.base import Episodes
+from foresight.errors import UserError
 from tests.algorithms.policy.small_envs import Clock, Corridor, Gymnasium
 from tests.sabotage import change, sabotaged_by, shift
 
@@ -103,6 +104,13 @@ def test_episodes_that_never_end_are_cut():
     last = collect.successors(unroll, torch.zeros(4, 7), lambda obs, _: obs[:, 0])
     assert last.tolist() == [[0.0] * 6 + [1.0]] * 4
     assert seen.returns == []
+
+
+def test_whole_episodes_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "LONGEST", 8)
+    assert len(list(collect.whole_episodes(Clock(), 0, _still, Episodes()))) == 8  # as long as its episodes
+    with pytest.raises(UserError, match=r"4 of 4 environments 'Corridor' .* within 8 steps.*options time_limit=1000"):
+        list(collect.whole_episodes(Corridor(4), 0, _still, Episodes()))  # it never leaves cell 0
 
 
 @sabotaged_by("foresight.envs.base.Episodes.note", lambda f: lambda self, info: f(self, {}))

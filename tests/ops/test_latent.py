@@ -136,3 +136,22 @@ def test_balanced_divergences_have_the_gradients_of_their_terms_and_none_below_t
     assert by_prior[0] is None and by_posterior[1] is None
     torch.testing.assert_close(by_prior[1], above * (p.softmax(-1) - q.softmax(-1)))
     torch.testing.assert_close(by_posterior[0], above * q.softmax(-1) * (ratio - kl))
+
+
+@sabotaged_by("foresight.ops.latent.redundancy", change("off_diagonal", lambda x: 0.0))
+@sabotaged_by("foresight.ops.latent.redundancy", change("y", lambda y: y.flip(-1)))
+def test_redundancy_is_that_of_the_correlations() -> None:
+    x = torch.randn(3, 40, 2, generator=torch.Generator().manual_seed(0))
+    doubled = torch.cat([x[..., :1], 2 + 3 * x[..., :1]], -1)  # one feature twice, in other units
+    found = latent.redundancy(doubled, doubled, off_diagonal=0.5)
+    torch.testing.assert_close(found, torch.tensor(1.0), atol=1e-4, rtol=0)  # no distance, and twice 0.5 · 1²
+    correlation = torch.corrcoef(torch.cat([x, x.flip(-1).square()], -1).flatten(0, 1).T)[:2, 2:]
+    expected = (1 - correlation.diagonal()).square().sum() + 0.5 * (correlation[0, 1] ** 2 + correlation[1, 0] ** 2)
+    torch.testing.assert_close(latent.redundancy(x, x.flip(-1).square(), off_diagonal=0.5), expected, atol=1e-4, rtol=0)
+
+
+def test_constant_features_have_a_redundancy_and_a_gradient() -> None:
+    x = torch.ones(6, 3, requires_grad=True)
+    found = latent.redundancy(x, torch.ones(6, 3))
+    found.backward()
+    assert found == 3 and torch.isfinite(x.grad).all()

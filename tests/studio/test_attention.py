@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from starlette.testclient import TestClient
 import foresight
 from foresight.runtime import run
 from foresight.runtime.attention import sources
-from foresight.studio import app, attention
+from foresight.studio import app, attention, runs
 from foresight.studio.runs import identity
 from tests import tiny_language
+from tests.sabotage import sabotaged_by
 
 TEXT = "what is 2+3? what is"
 
@@ -97,3 +99,22 @@ def test_a_run_acts_and_its_memory_is_read(client: TestClient, trained: Path) ->
 def test_bad_requests_get_a_sentence(client: TestClient, path: str, document: dict, words: str) -> None:
     answer = client.post(f"/api/attention{path}", json=document)
     assert answer.status_code == 400 and words in answer.json()["error"]
+
+
+@sabotaged_by("foresight.runtime.catalog.algorithms", lambda f: lambda: {})
+def test_what_attends_is_listed() -> None:
+    nothing = dict.fromkeys(runs.NETWORK)
+    rows = [
+        ("decision_transformer", {}, True),
+        ("storm", {"sequence_model": "transformer"}, True),
+        ("storm", {"sequence_model": "lstm"}, False),
+        ("classifier", {"images": "vit"}, True),
+        ("ppo", {"memory": "gru"}, False),
+    ]
+    table = [
+        {"id": str(i), "name": str(i), "algorithm": name, "kind": "control", "env": "", "options": {**nothing, **given}}
+        for i, (name, given, _) in enumerate(rows)
+    ]
+    library: Any = SimpleNamespace(table=lambda: table, saved=lambda run: True)
+    found = {one["id"] for one in attention.Readers(library, "model").names()[1:]}
+    assert found == {str(i) for i, (*_, attends) in enumerate(rows) if attends}

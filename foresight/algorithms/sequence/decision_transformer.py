@@ -35,6 +35,7 @@ from foresight.training import offline, optim
 KIND = "control"
 UNIT = "updates"
 METRICS = ("loss",)
+ATTENDS = True  # acts by attention
 REPORT = 50  # updates between two yields
 
 

@@ -13,6 +13,9 @@ What is kept: the recurrent state-space model with categorical latents (`nets.mo
 two-hot rewards and values, KL balance with free bits, imagination from every state of the batch, Reinforce for all
 kinds of actions, the critic's loss on replayed sequences as well, LaProp with adaptive clipping, one optimizer for all.
 
+`decoder` false is R2-Dreamer (ICLR 2026): no reconstruction; a linear projection of s_t must correlate with the
+encoding of x_t feature by feature, and with no other feature of it.
+
 Differences: replayed sequences are drawn uniformly (the paper also trains on the newest ones first); the reward of the
 first row of an episode is not a target. The discount γ is inside the predicted continuation, as in the code.
 """
@@ -46,7 +49,7 @@ from foresight.training import imagination, optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "reconstruction", "dynamics", "imagined_return", "entropy")
-ACTING = ("model", "actor")  # the fields of State that actors are sent
+ACTING = ("model", "actor", "critic")  # the fields of State that actors are sent
 REPORT = 1_000  # env steps between two yields
 
 
@@ -88,6 +91,9 @@ class Config:
     depth: int = 4  # channels of the image encoder: 2, 3, 4 and 4 times this
     patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
+    decoder: bool = True  # observations are reconstructed; without: R2-Dreamer's redundancy reduction instead
+    redundancy_coef: float = 0.05  # of that loss; R2-Dreamer's code
+    search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
@@ -115,12 +121,14 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimizer and replay. Raises UserError for spaces and settings that are not supported."""
     _check(config)
+    imagination.require_searchable(config.search_simulations, spaces.action)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         obs = obs_model(spaces.obs, config.units, config.layers, config.depth, config.patch)
         model = RSSM(
             obs, action_width(spaces.action), config.deter, config.hidden, config.groups, config.classes,
             config.blocks, config.unimix, config.free_nats, config.units, decoded=config.decoded,
+            decoder=config.decoder,
         )  # fmt: skip
         actor = LatentActor(spaces.action, model.size, config.units, config.layers, config.unimix)
         critic = TwoHotMLP(model.size, config.units, config.layers)
@@ -160,6 +168,9 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     action = output.sample(state.generator) if explore else output.mode()
     if explore and state.step < config.learning_starts:
         action = actor.random(batch, state.generator)
+    elif simulations := state.config.search_simulations:
+        inside = imagination.Inside(model, actor, state.critic, state.config.gamma, state.generator)
+        action = imagination.searched(inside, now, simulations, explore)
     features = actor.action_features(action)
     carry = model.carry(now, features)
     extras = {**{name: carry[name] for name in model.kept}, "action": features}
@@ -209,9 +220,8 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     latents = {name: x.detach() for name, x in found.items()}
     alive = 1 - batch.cut * arrival.known * (arrival.discount == 0)  # 0 at final observations; a lost life is not one
     late = slice(-config.imagined_last, None) if config.imagined_last else slice(None)
-    with torch.no_grad():
-        starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}
-        steps, features = model.imagine(starts, actor, config.horizon, state.inner)
+    starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}
+    steps, features = imagination.rollout(model, starts, actor, config.horizon, config.gamma, state.inner)
     predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
     with torch.no_grad():
         value, slow = predicted.mean(), state.slow_critic(features).mean()
@@ -228,6 +238,7 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
         "dynamics": config.dynamics_coef,
         "representation": config.representation_coef,
         "replay_value": config.replay_value_coef,
+        "redundancy": config.redundancy_coef,
     }
     optim.step(state.optimizer, optim.total(terms, coefs).backward)
     optim.track(state.slow_critic, critic, config.slow_critic_rate)
@@ -284,7 +295,7 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(0, config, "max_lag", "imagined_last", "decoded")
+    errors.at_least(0, config, "max_lag", "imagined_last", "decoded", "search_simulations")
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "batch_size", "sequence_length", "replay_size", "horizon", "groups",
         "classes", "blocks", "deter", "hidden", "units", "layers", "depth", "patch",

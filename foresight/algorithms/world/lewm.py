@@ -203,14 +203,15 @@ def update(state: State, image: Tensor, action: Tensor) -> dict[str, float]:
     for group in state.optimizer.param_groups:
         group["lr"] = rate * schedules.warmup(state.step, config.lr_warmup)
     z, predicted = model(image, action)
-    prediction = (predicted - z[:, 1:]).square().mean()
-    regularizer = latent.sigreg(z.transpose(0, 1), config.slices, state.generator).mean()
-    loss = prediction + config.sigreg_coef * regularizer
+    terms = {
+        "prediction": (predicted - z[:, 1:]).square().mean(),
+        "sigreg": latent.sigreg(z.transpose(0, 1), config.slices, state.generator).mean(),
+    }
+    loss = optim.total(terms, {"sigreg": config.sigreg_coef})
     optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
     state.step += 1
     rank = latent.effective_rank(z.detach().flatten(0, 1))
-    metrics = {"prediction": prediction, "sigreg": regularizer, "effective_rank": rank}
-    return {name: value.item() for name, value in metrics.items()}
+    return {name: value.item() for name, value in {**terms, "effective_rank": rank}.items()}
 
 
 def train(

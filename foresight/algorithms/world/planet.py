@@ -135,7 +135,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
         if explore:
             noise = torch.randn(action.shape, generator=state.generator, device=nothing.device)
             action = (action + config.action_noise * noise).clamp(-1, 1)
-    carry = {"deter": belief["deter"], "stoch": found["stoch"][:, 0], "action": action}
+    carry = model.carry({name: x[:, 0] for name, x in found.items()}, action)
     return bounds.to_env(action, state.space), {"action": action} if explore else {}, carry
 
 

@@ -60,7 +60,7 @@ from foresight.training import imagination, optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "reconstruction", "dynamics", "imagined_return", "entropy")
-ACTING = ("model", "actor")  # the fields of State that actors are sent
+ACTING = ("model", "actor", "critic")  # the fields of State that actors are sent
 REPORT = 1_000  # env steps between two yields
 
 
@@ -110,6 +110,7 @@ class Config:
     depth: int = 16  # channels of the image encoder: 2, 3, 4 and 4 times this
     patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
+    search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
@@ -144,6 +145,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimizers and replay. Raises UserError for spaces and settings that are not supported."""
     _check(config)
+    imagination.require_searchable(config.search_simulations, spaces.action)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         obs = obs_model(spaces.obs, config.units, config.layers, config.depth, config.patch)
@@ -194,6 +196,9 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     action = output.sample(state.generator) if explore else output.mode()
     if explore and state.step < state.config.learning_starts:
         action = actor.random(batch, state.generator)
+    elif simulations := state.config.search_simulations:
+        inside = imagination.Inside(model, actor, state.critic, state.config.gamma, state.generator)
+        action = imagination.searched(inside, now, simulations, explore)
     features = actor.action_features(action)
     return actor.to_env(action), {"action": features} if explore else {}, model.carry(now, features)
 
@@ -260,9 +265,8 @@ def roots(state: State, batch: Trajectory, arrival: Arrival, found: Tree) -> tup
 def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival) -> dict[str, Tensor]:
     """One gradient step of actor and critic on rollouts from all rows `[N, L]` of a batch, whose states are given."""
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
-    with torch.no_grad():
-        flat = {name: x.flatten(0, 1) for name, x in starts.items()}
-        steps, features = model.imagine(flat, actor, config.horizon, state.inner)
+    flat = {name: x.flatten(0, 1) for name, x in starts.items()}
+    steps, features = imagination.rollout(model, flat, actor, config.horizon, config.gamma, state.inner)
     predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
     with torch.no_grad():
         value, slow = predicted.mean(), state.slow_critic(features).mean()
@@ -331,7 +335,9 @@ def train(
 def _check(config: Config) -> None:
     if config.sequence_model not in SEQUENCE_MODELS:
         raise errors.unknown("sequence_model", config.sequence_model, SEQUENCE_MODELS)
-    errors.at_least(0, config, "max_lag", "contrastive_coef", "decoded", "imagined_last", "replay_value_coef")
+    errors.at_least(
+        0, config, "max_lag", "contrastive_coef", "decoded", "imagined_last", "replay_value_coef", "search_simulations"
+    )
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "train_every", "batch_size", "sequence_length", "replay_size",
         "imagined_batch", "context", "horizon", "contrastive_steps", "width", "sequence_layers", "heads", "groups",

@@ -111,7 +111,7 @@ def _start(request: engines.Request) -> Env:
         return _page(request)
     native = name in engines.NATIVE and not request.options
     if engine == "auto":
-        pooled = (plain or alone) and engines.in_envpool(request)
+        pooled = name in engines.envpool_ids() if alone else plain and engines.in_envpool(request)
         engine = "native" if plain and native else "envpool" if pooled else "gymnasium"
     if engine in ("native", "vector") and not plain:
         raise UserError(f"The engine '{engine}' has no action_repeat and no render; use engine='gymnasium'.")

@@ -169,6 +169,8 @@ def user_errors(request: Request, build: Callable[[], Made]) -> Made:
             raise missing(package) from error
         raise UserError(f"Environment '{name}' needs a package that is not installed: {error}") from error
     except gymnasium.error.UnregisteredEnv as error:
+        if name in envpool_ids():
+            raise UserError(f"Only EnvPool has '{name}', and it draws no frames: use engine='envpool'.") from error
         raise unknown(name) from error
     except gymnasium.error.Error as error:
         raise UserError(f"Environment '{name}': {error}") from error

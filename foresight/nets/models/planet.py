@@ -12,6 +12,7 @@ Source: Hafner et al. 2019 (arXiv:1811.04551), eq. 4 and 5, and its code for wha
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ class GaussianRSSM(nn.Module):
     A KL divergence below `free_nats` has no gradient. The reward has `layers` layers of `units`.
     """
 
+    kept: Sequence[str] = ("deter", "stoch", "action")
     discounted = False
 
     def __init__(
@@ -66,11 +68,15 @@ class GaussianRSSM(nn.Module):
         sizes = {"deter": self.deter, "stoch": self.stoch, "action": self.action_width}
         return {name: like.new_zeros(batch, size) for name, size in sizes.items()}
 
+    def carry(self, state: State, action: Tensor) -> State:
+        """See `WorldModel`: the state and the action."""
+        return {"deter": state["deter"], "stoch": state["stoch"], "action": action}
+
     def features(self, state: State) -> Tensor:
         """h and s, `[..., size]`."""
         return torch.cat([state["deter"], state["stoch"]], -1)
 
-    def observe(self, carry: State, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator) -> State:
+    def observe(self, carry: State, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> State:
         """See `WorldModel`; the states also hold `mean` and `std` of the posterior, `[B, T, S]`."""
         tokens = self.post_obs(self.obs(obs))  # of all steps at once: the loop only does what depends on the last state
         before = torch.cat([carry["action"].unsqueeze(1), action[:, :-1]], 1)
@@ -86,6 +92,11 @@ class GaussianRSSM(nn.Module):
             steps.append((deter, stoch, post.location, post.std))
         names = ("deter", "stoch", "mean", "std")
         return {name: torch.stack(parts, 1) for name, parts in zip(names, zip(*steps, strict=True), strict=True)}
+
+    def latest(self, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> State:
+        """See `WorldModel`."""
+        found = self.observe(self.initial(len(cut)), obs, action, cut, generator)
+        return {name: found[name][:, -1] for name in ("deter", "stoch")}
 
     def prior(self, deter: Tensor) -> Normal:
         """p(s | h), of `[..., D]`."""
@@ -160,6 +171,8 @@ class GaussianRSSM(nn.Module):
         return Normal(mean, functional.softplus(std) + self.min_std)
 
 
-def _noise(*shape: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal."""
+def _noise(*shape: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal; 0 without a generator."""
+    if generator is None:
+        return like.new_zeros(shape)
     return torch.randn(shape, device=like.device, generator=generator)

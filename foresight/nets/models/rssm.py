@@ -59,7 +59,7 @@ class RSSM(nn.Module):
     `deter` units of h in `blocks` blocks, `groups` categoricals of `classes` classes, `hidden` units between. `unimix`
     is the share of uniform probability in every categorical. KL divergences below `free_nats` have no gradient. The
     heads of reward and continuation have `layers` layers of `units`. Per update, `decoded` rows of every sequence are
-    reconstructed; 0: all.
+    reconstructed; 0: all. Without a `decoder` the features must agree with the encoding of the observation instead.
     """
 
     kept: Sequence[str] = ("deter", "stoch", "action")
@@ -79,6 +79,7 @@ class RSSM(nn.Module):
         units: int = 64,
         layers: int = 1,
         decoded: int = 0,
+        decoder: bool = True,
     ) -> None:
         super().__init__()
         self.decoded = decoded
@@ -97,7 +98,8 @@ class RSSM(nn.Module):
         self.post_deter, self.post_obs = linear(deter, hidden), linear(obs.size, hidden)
         self.post_norm = nn.RMSNorm(hidden, eps=EPS)
         self.post_logits = linear(hidden, stoch)
-        self.decoder = obs.decoder(self.size)
+        self.decoder = obs.decoder(self.size) if decoder else None
+        self.projection = None if decoder else nn.Linear(self.size, obs.size, bias=False)
         self.reward = TwoHotMLP(self.size, units, layers)
         self.continues = mlp(self.size, units, layers, 1)
 
@@ -117,7 +119,12 @@ class RSSM(nn.Module):
 
     def observe(self, carry: State, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> State:
         """See `WorldModel`; the states also hold the logits of the posterior, `[B, T, G, C]`."""
-        tokens = self.post_obs(self.obs(obs))  # of all steps at once: the loop only does what depends on the last state
+        return self._observe(carry, self.obs(obs), action, cut, generator)
+
+    def _observe(
+        self, carry: State, encoded: Tensor, action: Tensor, cut: Tensor, generator: torch.Generator | None
+    ) -> State:
+        tokens = self.post_obs(encoded)  # of all steps at once: the loop only does what depends on the last state
         before = torch.cat([carry["action"].unsqueeze(1), action[:, :-1]], 1)
         keep = torch.cat([torch.ones_like(cut[:, :1]), 1 - cut[:, :-1]], 1).unsqueeze(-1)
         inputs = self.from_action(before * keep)
@@ -180,6 +187,7 @@ class RSSM(nn.Module):
 
     def decode(self, state: State) -> Tensor:
         """See `WorldModel`."""
+        assert self.decoder is not None
         return self.obs.picture(self.decoder(self.features(state)))
 
     def loss(
@@ -187,19 +195,26 @@ class RSSM(nn.Module):
     ) -> tuple[dict[str, Tensor], State]:
         """The terms of eq. 5, `[B, T]` each, and the posterior states.
 
-        - `reconstruction`: -log p(x_t | h_t, z_t);
+        - `reconstruction`: -log p(x_t | h_t, z_t); without a decoder, `redundancy`: R2-Dreamer's loss of Barlow Twins
+          between a projection of (h_t, z_t) and the encoding of x_t, which has no gradient there (ICLR 2026);
         - `reward`, `continuation`: of the step that led to t, `arrival`; 0 where it is not known;
         - `dynamics`: max(free_nats, KL[sg(q) ‖ p]), `representation`: max(free_nats, KL[q ‖ sg(p)]).
 
         Shapes: `batch` `[B, T]` with action features `[B, T, A]`; the discount is the target of the continuation.
         """
-        state = self.observe(carry, batch.obs, batch.action, batch.cut, generator)
+        encoded = self.obs(batch.obs)
+        state = self._observe(carry, encoded, batch.action, batch.cut, generator)
         features = self.features(state)
         posterior, prior = OneHots(state["posterior"]), self.prior(state["deter"])
         dynamics, representation = latent.balanced_kl(posterior, prior, self.free_nats)
         logit = self.continues(features).squeeze(-1)
+        if self.decoder is not None:
+            seen = reconstruction(self.obs, self.decoder, features, batch.obs, self.decoded, generator)
+        else:
+            assert self.projection is not None
+            seen = latent.redundancy(self.projection(features), encoded.detach()).expand_as(arrival.known)
         terms = {
-            "reconstruction": reconstruction(self.obs, self.decoder, features, batch.obs, self.decoded, generator),
+            "redundancy" if self.decoder is None else "reconstruction": seen,
             "reward": arrival.known * self.reward(features).loss(arrival.reward),
             "continuation": arrival.known * binary_cross_entropy_with_logits(logit, arrival.discount, reduction="none"),
             "dynamics": dynamics,

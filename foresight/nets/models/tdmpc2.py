@@ -120,11 +120,15 @@ class Pixels(nn.Module):
 
 
 class TDMPC2(nn.Module):
-    """The world model, a `WorldModel` without memory: the state is the latent state z `[..., size]` alone.
+    """The world model, without memory: the state is the latent state z `[..., size]` alone.
 
         z = h(s),  z' = d(z, a),  r = R(z, a),  and with `episodic` the probability of a termination at z'     §3.1
 
-    Latent states are on simplices of `group` dims. Rewards are two-hot over `bins` symexp-spaced bins.
+    It observes, imagines and takes steps as a `WorldModel`, but is none: its `loss` predicts whole sequences from their
+    first observation and leaves it to the caller to mask what follows a cut, so `dreamer` cannot learn in it.
+
+    Latent states are on simplices of `group` dims. Rewards are two-hot over `bins` symexp-spaced bins. Raises UserError
+    for observations that world models do not read (`world_model.require_supported`).
     """
 
     bins: Tensor
@@ -145,6 +149,7 @@ class TDMPC2(nn.Module):
     ) -> None:
         super().__init__()
         self.size, self.actions = latent, actions
+        world_model.require_supported(space)
         self.encoder: Vectors | Pixels
         if encoders.is_image(space):
             self.encoder = Pixels(space, channels, latent, group)

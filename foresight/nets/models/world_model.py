@@ -92,13 +92,18 @@ class WorldModel(Protocol):
     def decode(self, state: Tree) -> Tensor:
         """The predicted observations of states `[N, ...]`: bytes `[N, C, H, W]` of images, otherwise vectors `[N, D]`.
 
-        Models without a decoder do not have this.
+        Models without a decoder do not have this, or their `decoder` is None: see `decodes`.
         """
 
     def loss(
         self, carry: dict[str, Tensor], batch: Trajectory, arrival: Arrival, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The terms of the model's loss by name, `[B, T]` each, and the states."""
+
+
+def decodes(model: Any) -> bool:
+    """Whether a world model predicts observations."""
+    return hasattr(model, "decode") and getattr(model, "decoder", True) is not None
 
 
 class Dense(nn.Sequential):
@@ -310,7 +315,13 @@ ObsModel = Vectors | Images
 
 
 def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int, patch: int = 1) -> ObsModel:
-    """Encoder and decoder of the observations of `space`. Raises UserError for what is neither, and for sizes."""
+    """Encoder and decoder of the observations of `space`. Raises UserError as `require_supported`, and for sizes."""
+    require_supported(space)
+    return Images(space, depth, patch) if encoders.is_image(space) else Vectors(space, units, layers)
+
+
+def require_supported(space: gs.Space[Any]) -> None:
+    """Raises UserError for observations that are neither an image nor numbers in one dim, and for an action_mask."""
     if isinstance(space, gs.Dict) and "action_mask" in space.spaces:
         raise UserError(
             "World models do not support an action_mask: what is imagined has no mask. "
@@ -324,7 +335,6 @@ def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int, patch: 
                 f"{f' in a Dict, as {name}' if name else ''}. Wrap the environment so that it gives one of them"
                 f"{', for example only the image' if image else ', for example with --env-options flatten=true'}."
             )
-    return Images(space, depth, patch) if encoders.is_image(space) else Vectors(space, units, layers)
 
 
 def reconstruction(

@@ -21,7 +21,7 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Frame
 from foresight.errors import UserError
 from foresight.nets.models import latent_actor
-from foresight.nets.models.world_model import Images
+from foresight.nets.models.world_model import Images, decodes
 from foresight.runtime import environments, imagined, machine
 from foresight.runtime.agent import Agent
 from foresight.runtime.catalog import Algorithm, State
@@ -144,7 +144,7 @@ def predict(state: State, space: Any, rows: Trajectory, context: int, generator:
         states.append(now)
         rewards.append(reward)
         continuations.append((continuation / gamma).clamp(0, 1))
-    decoded = [model.decode(one) for one in states] if hasattr(model, "decode") else None
+    decoded = [model.decode(one) for one in states] if decodes(model) else None
     critic = getattr(state, "critic", None)
     values = [critic(model.features(one)).mean() for one in states] if critic is not None else None
     before = slice(context - 1, length - 1)  # the step that led to each imagined observation

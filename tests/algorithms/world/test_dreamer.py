@@ -75,6 +75,12 @@ def test_it_learns_the_right_action() -> None:
     assert torch.equal(dreamer.act(state, env.reset(0))[0], dreamer.act(state, env.reset(0))[0])
 
 
+def test_it_learns_without_a_decoder() -> None:
+    env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=12.0, decoder=False)
+    state = last(dreamer, config, env)
+    assert reward_of(dreamer, state, env).mean() == 1
+
+
 def test_continuous_actions_are_learned_in_units_of_the_environment() -> None:
     env, config = near(), dataclasses.replace(DREAMER, steps=960, train_ratio=24.0)
     state = dreamer.build(config, env.spaces)

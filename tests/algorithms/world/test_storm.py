@@ -17,6 +17,7 @@ from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.nets.models.latent_actor import action_width
+from foresight.nets.models.planet import GaussianRSSM
 from foresight.nets.models.rssm import RSSM
 from foresight.nets.models.storm import STORM, CausalTransformer
 from foresight.nets.models.world_model import TwoHotMLP, obs_model
@@ -152,25 +153,28 @@ def storms_model(state: Any, env: Any) -> STORM:
     )  # fmt: skip
 
 
-def test_dreamer_learns_with_the_world_model_of_storm() -> None:
+@pytest.mark.parametrize(("name", "kept"), [("storm", {"action"}), ("planet", {"deter", "stoch", "action"})])
+def test_dreamer_learns_with_the_world_model_of(name: str, kept: set[str]) -> None:
     """Only the model is another: actor, critic and optimizer are built for its features, as `build` would."""
-    env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=24.0)
+    env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=24.0 if name == "storm" else 12.0)
     torch.manual_seed(0)
     state = dreamer.build(config, env.spaces)
-    state.model = storms_model(state, env)
+    state.model = storms_model(state, env) if name == "storm" else planets_model(obs_model(env.spaces.obs, 16, 1, 2))
     _fit(state, config)
     parameters = [p for m in (state.model, state.actor, state.critic) for p in m.parameters()]
     state.optimizer = imagination.LaProp(parameters, config.learning_rate, warmup=config.lr_warmup)
     state = last(dreamer, config, env, state)
-    assert set(state.replay.streams[0].storage.extras) == {"action"}
+    assert set(state.replay.streams[0].storage.extras) == kept
     assert reward_of(dreamer, state, env).mean() == 1
 
 
-def test_storm_learns_with_the_world_model_of_dreamer() -> None:
+@pytest.mark.parametrize("name", ["dreamer", "planet"])
+def test_storm_learns_with_the_world_model_of(name: str) -> None:
     env, config = choice(2), dataclasses.replace(CONFIG, steps=800, train_every=4)
     torch.manual_seed(0)
     state = storm.build(config, env.spaces)
-    state.model = RSSM(obs_model(env.spaces.obs, 16, 1, 2), 2, 32, 16, 4, 4, 2, units=16)
+    obs = obs_model(env.spaces.obs, 16, 1, 2)
+    state.model = RSSM(obs, 2, 32, 16, 4, 4, 2, units=16) if name == "dreamer" else planets_model(obs)
     _fit(state, config)
     state.optimizer = torch.optim.Adam(state.model.parameters(), lr=config.learning_rate, fused=True)
     agent = [*state.actor.parameters(), *state.critic.parameters()]
@@ -179,11 +183,30 @@ def test_storm_learns_with_the_world_model_of_dreamer() -> None:
     assert reward_of(storm, state, env).mean() == 1
 
 
+def planets_model(obs: Any) -> GaussianRSSM:
+    return GaussianRSSM(obs, 2, deter=32, stoch=8, hidden=16, units=16, layers=1)
+
+
 def _fit(state: Any, config: Any) -> None:
     kind = type(state.actor)
     state.actor = kind(gs.Discrete(2), state.model.size, config.units, config.layers)
     state.critic = TwoHotMLP(state.model.size, config.units, config.layers)
     state.slow_critic = copy.deepcopy(state.critic).requires_grad_(False)
+
+
+@pytest.mark.parametrize(("module", "config"), [(dreamer, DREAMER), (storm, CONFIG)], ids=["dreamer", "storm"])
+def test_a_search_in_the_model_corrects_the_actor(module: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = choice(3)
+    state = module.build(dataclasses.replace(config, search_simulations=16, learning_starts=0), env.spaces)
+    state.actor.net[-1].bias.data[2] = 1.0
+    kind, advance = type(state.model), type(state.model).advance
+    monkeypatch.setattr(kind, "advance", lambda self, s, a, g: (advance(self, s, a, g)[0], a[:, 0], 0 * a[:, 0]))
+    obs = env.reset(0)
+    action, _, carry = module.act(state, obs)
+    assert action.tolist() == [0] * 8
+    assert set(module.act(state, obs, carry, explore=True)[0].tolist()) <= {0, 1, 2}
+    state.config = dataclasses.replace(state.config, search_simulations=0)
+    assert module.act(state, obs)[0].tolist() == [2] * 8
 
 
 MISTAKES = [

@@ -294,6 +294,9 @@ def test_unknown_envs_engines_and_options_are_named() -> None:
     assert "Did you mean 'frame_skip'?" in error("ALE/Pong-v5", frame_skp=4)
     assert "gravitas" in error("LunarLander-v3", gravitas=1)
     assert "gravitas" in error("Acrobot-v1", engine="envpool", gravitas=1)
+    alone = "AcrobotSwingup-v1"  # Gymnasium does not have it
+    assert f"EnvPool's '{alone}' does not take these options: from_pixels" in error(alone, from_pixels=True)
+    assert f"Only EnvPool has '{alone}', and it draws no frames" in error(alone, render=True)
     assert "num_envs must be a whole number of at least 1" in error("CartPole-v1", num_envs=0)
     assert "time_limit must be a whole number" in error("CartPole-v1", time_limit="abc")
     assert "visible must be a list" in error("CartPole-v1", visible=0)

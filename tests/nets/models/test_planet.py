@@ -12,6 +12,7 @@ from foresight.nets.models import planet
 from foresight.nets.models.planet import GaussianRSSM
 from foresight.nets.models.world_model import obs_model
 from foresight.nets.outputs import Normal
+from tests.nets.models import test_storm
 from tests.sabotage import change, sabotaged_by, shift
 
 
@@ -45,12 +46,22 @@ def test_a_sequence_in_parts_is_the_whole_sequence(means: None) -> None:
     carry, parts = model.initial(4), []
     for a, b in ((0, 3), (3, 4), (4, 7)):
         found = model.observe(carry, obs[:, a:b], action[:, a:b], cut[:, a:b], generator)
-        keep = 1 - cut[:, b - 1 : b]
-        carry = {name: found[name][:, -1] * keep for name in ("deter", "stoch")}
-        carry["action"] = action[:, b - 1] * keep
+        carry = model.carry({name: x[:, -1] for name, x in found.items()}, action[:, b - 1])
+        carry = {name: x * (1 - cut[:, b - 1 : b]) for name, x in carry.items()}
         parts.append(found)
     for name, value in whole.items():
         torch.testing.assert_close(torch.cat([part[name] for part in parts], 1), value, atol=1e-5, rtol=0)
+
+
+@sabotaged_by("foresight.nets.models.planet._noise", lambda f: lambda *shape, like, generator: torch.randn(shape))
+@torch.no_grad()
+def test_without_a_generator_latents_are_the_mode() -> None:
+    model, before = _model(), torch.random.get_rng_state()
+    obs, action, cut = _sequences()
+    found = model.observe(model.initial(4), obs, action, cut, None)
+    assert torch.equal(found["stoch"], found["mean"]) and torch.equal(before, torch.random.get_rng_state())
+    latest = model.latest(obs, action, cut, None)
+    assert all(torch.equal(x, found[name][:, -1]) for name, x in latest.items())
 
 
 @sabotaged_by("foresight.nets.models.planet.GaussianRSSM.observe", change("cut", torch.zeros_like))
@@ -168,3 +179,25 @@ def test_a_step_of_the_model_is_a_step_of_imagination() -> None:
     after, reward, continuation = model.advance(state, action, torch.Generator().manual_seed(5))
     assert torch.equal(model.features(after), states[:, -1]) and torch.equal(reward, steps.reward[:, 0])
     assert torch.equal(continuation, torch.ones(6)) and model.decode(after).shape == (6, model.obs.flat.size)
+
+
+@sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: Arrival(*(x.roll(1, 1) for x in f(batch))))
+@sabotaged_by("foresight.nets.models.planet.GaussianRSSM.rewards", change("actions", lambda x: 1 - x))
+def test_it_learns_the_reward_of_a_known_process() -> None:
+    """Of every state and action of the chain, from the first observation and what the model makes of the next ones."""
+    model, generator = _model(free_nats=0.1), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    batch = test_storm.chain(384, 0).map(lambda x: x.view(64, 6, *x.shape[2:]))
+    for step in range(150):
+        terms, _ = model.loss(model.initial(64), batch, arrivals(batch), generator)
+        optimizer.zero_grad()
+        (10 * terms["reward"].mean() + terms["reconstruction"].mean() + terms["divergence"].mean()).backward()
+        optimizer.param_groups[0]["lr"] = 2e-2 if step < 112 else 4e-3
+        optimizer.step()
+    first, nothing = torch.tensor([1.0, -1.0, -1.0]).expand(2, 1, 3), torch.zeros(2, 1, 2)
+    with torch.no_grad():
+        found = model.observe(model.initial(2), first, nothing, nothing[..., 0], generator)
+        state = {"deter": found["deter"][:, 0], "stoch": found["mean"][:, 0]}
+        predicted = model.rewards(state, torch.eye(2).unsqueeze(1).expand(-1, 3, -1))
+    truth = torch.tensor([[1.0, 0.0, -1.0]]) * torch.tensor([[1.0], [2.0]])
+    torch.testing.assert_close(predicted, truth, atol=0.15, rtol=0)

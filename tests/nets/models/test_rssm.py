@@ -6,9 +6,12 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
+from foresight.data.sequences import arrivals
+from foresight.data.trajectory import Trajectory
 from foresight.nets.models import rssm
 from foresight.nets.models.rssm import RSSM
-from foresight.nets.models.world_model import obs_model
+from foresight.nets.models.world_model import decodes, obs_model
+from foresight.ops import latent
 from tests.sabotage import change, sabotaged_by, shift
 
 BOX = gs.Box(-1, 1, (3,))
@@ -136,3 +139,27 @@ def test_the_compiled_recurrence_is_the_loop(monkeypatch: pytest.MonkeyPatch) ->
 
 
 HEADS = ("decoder", "reward", "continues", "prior_layers", "prior_logits")
+
+
+@sabotaged_by("foresight.ops.latent.redundancy", change("x", lambda x: x.detach() + 0 * x))
+def test_without_a_decoder_the_features_are_trained_to_agree_with_the_encoding() -> None:
+    """The gradient reaches the encoder through the posterior only: the encoding that is compared has none."""
+    torch.manual_seed(0)
+    space = obs_model(BOX, 8, 1, 2)
+    model = RSSM(space, 2, deter=16, hidden=8, groups=3, classes=4, blocks=2, units=8, decoder=False)
+    obs, action, cut = _sequences()
+    batch = Trajectory(obs, action, torch.zeros(4, 7), torch.ones(4, 7), cut)
+    terms, state = model.loss(model.initial(4), batch, arrivals(batch), torch.Generator().manual_seed(3))
+    assert "reconstruction" not in terms and terms["redundancy"].shape == (4, 7)
+    expected = latent.redundancy(model.projection(model.features(state)), space(obs))
+    torch.testing.assert_close(terms["redundancy"], expected.expand(4, 7))
+    parts = [*space.parameters(), model.projection.weight]
+    terms, _ = model.loss(model.initial(4), batch, arrivals(batch), torch.Generator().manual_seed(3))
+    given = torch.autograd.grad(terms["redundancy"].mean(), parts, allow_unused=True)
+    assert all(g is not None and g.any() for g in given)
+    with torch.no_grad():
+        model.post_obs.weight.zero_()  # no posterior sees the encoding
+    terms, _ = model.loss(model.initial(4), batch, arrivals(batch), torch.Generator().manual_seed(3))
+    blind = torch.autograd.grad(terms["redundancy"].mean(), list(space.parameters()), allow_unused=True)
+    assert not any(g is not None and g.any() for g in blind)
+    assert not decodes(model) and decodes(_model())

@@ -58,6 +58,9 @@ def test_observations_become_latents(space: gs.Space) -> None:
 
 
 @sabotaged_by("foresight.nets.models.tdmpc2.TDMPC2.step", change("action", torch.zeros_like))
+@sabotaged_by(
+    "foresight.nets.models.tdmpc2.TDMPC2.loss", change("batch", lambda b: b.replace(action=b.action.roll(1, 1)))
+)
 def test_the_loss_is_of_one_step_after_the_other() -> None:
     """Every row is predicted from the first observation and the actions; the first row has no loss."""
     model, batch = _model(), _batch()
@@ -151,6 +154,14 @@ def test_images_are_shifted_in_training_only() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(UserError, match=r"at least 39 x 39 pixels, not 36 x 36.*image_size=64"):
         _model(gs.Box(0, 255, (36, 36, 3), np.uint8))
+    masked = gs.Dict({"obs": BOX, "action_mask": gs.MultiBinary(3)})
+    for space, message in (
+        (gs.Dict({"view": IMAGE, "speed": BOX}), "in a Dict, as view.* only the image"),
+        (gs.Box(0, 1, (40, 44, 3), np.float32), "one image .* or numbers in one dim, .*flatten"),
+        (masked, "do not support an action_mask"),
+    ):
+        with pytest.raises(UserError, match=message):
+            _model(space)
     with pytest.raises(UserError, match=r"continuous actions.*takes Discrete\(3\).*dreamer"):
         LatentPolicy(gs.Discrete(3), 16, 12)
     with pytest.raises(UserError, match=r"bounded actions"):
