@@ -239,6 +239,8 @@ def _no_schema(schema: Any) -> str:
         for kind in kinds:
             if kind not in (*TYPES, "null"):
                 return f"its property '{name}' has the type {_brief(kind)}"
+        if isinstance(rule, dict) and not isinstance(rule.get("enum", []), list):
+            return f"its property '{name}' has the enum {_brief(rule['enum'])}, which is no list"
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return f"its required names are {_brief(required)}"
