@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from foresight.envs.tools import tool
 from foresight.envs.tools.tool import Tool
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 
 NOT_TOOLS = ("reset", "reward", "questions", "script", "name", "instruction", "tools", "close")
 
@@ -119,7 +120,7 @@ class Toolbox:
         `failed_calls` are those that returned an error; of them `malformed_calls` could not be executed.
         """
         earned = {"outcome": 0.0} if self.answer is None else self.env.reward(self.answer)
-        parts = earned if isinstance(earned, dict) else {"outcome": float(earned)}
+        parts = earned if isinstance(earned, dict) else {"outcome": earned}
         counts = {"calls": self.called, "failed_calls": self.failed, "malformed_calls": self.malformed}
         return {**parts, **{name: float(count) for name, count in counts.items()}}
 
@@ -130,6 +131,30 @@ class Toolbox:
     @staticmethod
     def _user(text: str) -> dict[str, str]:
         return {"role": "user", "content": text}
+
+
+def graded(episode: Episode) -> dict[str, float]:
+    """The reward of an episode by part. NaN is a part that could not be scored.
+
+    Raises LostError, naming the class, if it raises, or returns anything but numbers of which one is the `outcome`.
+    """
+    name = type(getattr(episode, "env", episode)).__name__
+    try:
+        parts = episode.parts()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LostError(f"The reward of {name} raised {type(error).__name__}: {error}.") from error
+    try:
+        numbers = {part: float(value) for part, value in parts.items()}
+    except (AttributeError, TypeError, ValueError):
+        numbers = {}
+    if "outcome" not in numbers or any(map(math.isinf, numbers.values())):
+        raise LostError(
+            f"The reward of {name} is {parts!r}: return a number from 0 to 1, or a dict of numbers of which one is the "
+            "'outcome'."
+        )
+    return numbers
 
 
 def close(episode: object) -> None:
@@ -188,7 +213,7 @@ def scripted(episode: Episode, turns: int) -> list[list[dict[str, str]]]:
         if reply.message is None:
             break
         messages = [*messages, reply.message]
-    earned = episode.parts()["outcome"]
+    earned = graded(episode)["outcome"]
     if earned < 1:
         raise UserError(
             f"The script earns {earned:g}, not 1, in the episode that begins with {messages[-2]['content']!r}."

@@ -33,7 +33,7 @@ from torch import Tensor
 from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
-from foresight.envs.tools.episode import Episode, Reply, TeamEpisode, close
+from foresight.envs.tools.episode import Episode, Reply, TeamEpisode, close, graded
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.packed import PACK, packed
@@ -117,7 +117,7 @@ def converse(
 
     Besides the parts of the episodes, `turns` is the number of the model's turns. A conversation that a limit ends
     keeps the outcome that its environment gives it then. Raises UserError for a model without a chat template, and
-    for a first prompt that does not fit into the context.
+    for a first prompt that does not fit into the context; LostError for an environment whose reward is none.
     """
     rows = begin(policy, task, examples, group)
     settings = group, max_new_tokens, temperature, generator
@@ -427,7 +427,7 @@ def document(row: Dialogue) -> dict[str, Any]:
         "tokens": row.sampled,
         "read": len(row.prompt) + len(row.tokens) - row.sampled,
         "ended": row.over,
-        "parts": {**row.episode.parts(), "turns": float(row.turns)},
+        "parts": {**graded(row.episode), "turns": float(row.turns)},
         "members": [document(one) for one in row.members],
     }
 
@@ -481,7 +481,7 @@ def gather(rows: Sequence[Dialogue], group: int) -> Dialogues:
         prompts, lengths, tokens.view(shape), length.view(shape[:2]), logprob.view(shape),
         torch.tensor([row.over for row in rows]).view(shape[:2]), own=own.view(shape),
     )  # fmt: skip
-    measured = [{**row.episode.parts(), "turns": float(row.turns)} for row in rows]
+    measured = [{**graded(row.episode), "turns": float(row.turns)} for row in rows]
     for row in rows:
         close(row.episode)
     names = dict.fromkeys(name for one in measured for name in one)

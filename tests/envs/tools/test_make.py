@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foresight.envs.make import make as make_env
+from foresight.envs.text.task import Example
 from foresight.envs.tools import calculator, make, orders, tool
-from foresight.envs.tools.episode import Toolbox
-from foresight.errors import UserError
+from foresight.envs.tools.episode import Toolbox, graded
+from foresight.errors import LostError, UserError
 from tests.sabotage import sabotaged_by
 
 OWN = '''
@@ -180,6 +181,36 @@ def test_mistakes_get_a_sentence(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words):
         make_env(place, "text", **options)
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ("1 / 0", "Doubling raised ZeroDivisionError: division by zero"),
+        ("exit(3)", "Doubling raised SystemExit"),
+        ("None", "Doubling is {'outcome': None.*return a number from 0 to 1"),
+        ("'good'", "Doubling is .*'good'"),
+        ("float('inf')", "Doubling is .*inf"),
+        ("{'found': 1.0}", "of which one is the 'outcome'"),
+        ("{'outcome': 1.0, 'found': [1]}", r"Doubling is .*'found': \[1\]"),
+    ],
+)
+def test_a_reward_that_is_none_names_its_class(tmp_path: Path, reward: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text(OWN.replace("float(answer == str(2 * self.x))", reward))
+    episode = make_env(f"{tmp_path / 'mine.py'}:Doubling", "text").episode(Example("", columns={"row": {"x": 3}}))
+    episode.turn("6")
+    with pytest.raises(LostError, match=f"The reward of {words}" if words.startswith("D") else words):
+        graded(episode)
+
+
+def test_a_reward_may_be_any_number_and_not_be_scored(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        OWN.replace("float(answer ==", "{'outcome': answer == '6', 'x': float('nan')} or (")
+    )
+    episode = make_env(f"{tmp_path / 'mine.py'}:Doubling", "text").episode(Example("", columns={"row": {"x": 3}}))
+    episode.turn("6")
+    parts = graded(episode)
+    assert parts["outcome"] == 1.0 and parts["x"] != parts["x"]
 
 
 def test_a_class_without_tools_is_refused(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import torch
 from foresight.algorithms.language import grpo
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.episode import Reply
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import decoding, dialogue, rollout
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
-from tests.tiny_conversations import Concurrent, conversational, model, task
+from tests.tiny_conversations import Concurrent, Echo, conversational, model, task
 
 
 def converse(policy: LanguageModel, what: TextTask, group: int = 2, tokens: int = 4, temperature: float = 1.0) -> Any:
@@ -223,6 +223,21 @@ def test_a_model_without_a_template_and_a_task_without_an_environment_are_refuse
         converse(tiny_language.model(), task())
     with pytest.raises(UserError, match="no environment"):
         converse(model(), dataclasses.replace(task(), episode=None))
+
+
+@sabotaged_by("foresight.envs.tools.episode.graded", lambda real: lambda episode: episode.parts())
+def test_a_reward_without_an_outcome_is_no_nan() -> None:
+    class Unscored(Echo):
+        def parts(self) -> dict[str, float]:
+            return {} if self.question == "1" else super().parts()
+
+    what = dataclasses.replace(task(), episode=lambda one: Unscored(str(one.prompt), 1))
+    refused = False
+    try:
+        converse(model(), what)
+    except LostError as error:
+        refused = "The reward of Unscored is {}" in str(error)
+    assert refused
 
 
 def outcome(policy: LanguageModel, what: TextTask) -> float:
