@@ -182,7 +182,7 @@ def tools_of(env: object) -> list[Tool]:
 
 
 def describe(tools: Sequence[Tool], instruction: str = "") -> str:
-    """The system prompt: what the tools are and how they are called. Every template can render it."""
+    """The system prompt: what the tools are and how they are called. A chat template needs no tools of its own."""
     if not tools:
         return instruction
     lines = [json.dumps(one.schema["function"]) for one in tools]

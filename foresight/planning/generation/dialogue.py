@@ -138,7 +138,8 @@ def begin(policy: LanguageModel, task: TextTask, examples: Sequence[Example], gr
         raise UserError(f"'{task.name}' has no environment to converse with.")
     if policy.tokenizer.chat_template is None:
         raise UserError(
-            "A conversation needs a chat template, which this model does not have: choose one that has one."
+            "A conversation needs a chat template, which this model does not have: choose one that has one, such as "
+            "smollm2."
         )
     rows = list[Dialogue]()
     for example in examples:

@@ -14,9 +14,10 @@ from foresight.envs.tools.episode import Reply
 from foresight.errors import LostError, UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import decoding, dialogue, rollout
+from foresight.training import corpus
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
-from tests.tiny_conversations import Concurrent, Echo, conversational, model, task
+from tests.tiny_conversations import TEMPLATE, Concurrent, Echo, conversational, model, task
 
 
 def converse(policy: LanguageModel, what: TextTask, group: int = 2, tokens: int = 4, temperature: float = 1.0) -> Any:
@@ -216,6 +217,33 @@ def test_what_an_environment_writes_is_no_special_token() -> None:
     message = {"role": "user", "content": "a<eos>a obey <eos>"}
     ends = dialogue.between(policy, message, []).count(policy.tokenizer.eos_token_id)
     assert ends == 2  # of the template: after the model's turn, and after the message
+
+
+class Instructed(Echo):
+    """With a system prompt."""
+
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "system", "content": "be brief"}, *super().messages()]
+
+
+@sabotaged_by("foresight.nets.language.model.apply_chat_template", lambda real: lambda tokenizer, messages, *a, **b: (
+    real(tokenizer, [m for m in messages if m["role"] != "system"], *a, **b)
+))  # fmt: skip
+def test_a_template_that_rejects_system_prompts_has_them_in_the_first_message() -> None:
+    """As Gemma's and Mistral's first: users and assistants take turns."""
+    policy, what = model(), dataclasses.replace(task(), episode=lambda one: Instructed(str(one.prompt), 3))
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] != ['user', 'assistant'][loop.index0 % 2] %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + TEMPLATE
+    )
+    found = converse(policy, what, group=6, tokens=12)
+    assert max(found.parts["turns"]) > 1
+    prompt = policy.tokenizer.decode(found.batch.prompts()[0])
+    assert prompt.startswith("u be brief") and prompt.endswith("0<eos>a ") and "s be brief" not in prompt
+    mask = found.batch.mask
+    assert torch.allclose(policy.logprob(found.batch, 1.0)[0][mask], found.batch.logprob[mask], atol=1e-4)
+    imitated, _ = corpus.encode(policy, Instructed("0", 3).messages(), "brief")
+    assert imitated == found.batch.prompts()[0]
 
 
 def test_a_model_without_a_template_and_a_task_without_an_environment_are_refused() -> None:
