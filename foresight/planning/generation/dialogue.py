@@ -6,10 +6,10 @@ tokenized again, and what was trained on is what was sampled. Tokens of the envi
 (`TokenBatch.own`): they are in no loss, and advantages pass over them without discount. They are data: a special token
 in them is written with other brackets, so that an environment cannot end its message or begin a turn of the model.
 
-Conversations never wait for one another: each has a slot of the batch that is decoded, with its keys and values, from
-its first turn to its last, and reads at once what the environment writes.
-An environment that is `slow` answers in a thread, and its slot rests meanwhile. A conversation that ends gives its slot
-to the next one. With a server, each conversation sends its own requests. Only models that cannot share prefixes, and
+Conversations do not wait for one another's tokens: each has a slot of the batch that is decoded, with its keys and
+values, from its first turn to its last, and reads at once what the environment writes. An environment that is `slow`
+answers in a thread, and only its own slot rests; for any other, all wait. A conversation that ends gives its slot to
+the next one. With a server, each conversation sends its own requests. Only models that cannot share prefixes, and
 sampling in several processes, take turns in rounds.
 
 A turn may begin the conversations of sub-agents (`envs.tools.episode.TeamEpisode`), which are rows of the same batch.
