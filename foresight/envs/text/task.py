@@ -66,6 +66,7 @@ class TextTask:
         None  # begins a conversation (`envs.tools.episode`): the completion is one
     )
     turns: int = 1  # of the model in a conversation
+    episode_seconds: float = math.inf  # of the environment in a conversation
     verifier: Grader | None = None  # scores whole and partial completions in [0, 1] without their gold answers
 
     @property

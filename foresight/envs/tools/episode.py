@@ -157,6 +157,19 @@ def graded(episode: Episode) -> dict[str, float]:
     return numbers
 
 
+def in_time(seconds: float, name: str, begin: Callable[[], tool.Returned]) -> tool.Returned:
+    """What the beginning of an episode returns. Raises LostError if it takes longer than `seconds`."""
+    if seconds == math.inf:
+        return begin()
+    found = tool.within(seconds, begin)
+    if not found.done():
+        raise LostError(
+            f"An episode of '{name}' did not begin within {seconds:g} seconds: raise episode_seconds, or look for what "
+            "its reset waits for."
+        )
+    return found.result()
+
+
 def close(episode: object) -> None:
     """Free what an episode holds, if it has a method `close`."""
     if callable(found := getattr(episode, "close", None)):

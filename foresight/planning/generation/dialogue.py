@@ -33,7 +33,7 @@ from torch import Tensor
 from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
-from foresight.envs.tools.episode import Episode, Reply, TeamEpisode, close, graded
+from foresight.envs.tools.episode import Episode, Reply, TeamEpisode, close, graded, in_time
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.packed import PACK, packed
@@ -68,13 +68,15 @@ class Dialogue:
     seconds: list[float] = dataclasses.field(default_factory=list)  # of each turn: writing it, and its answer
     clock: float = 0.0  # when the present turn began
     over: bool = False  # the environment ended it
-    cut: bool = False  # a limit ended it: of tokens, of turns, or of the context
+    cut: bool = False  # a limit ended it: of tokens, of turns, of the context, or of seconds
     path: tuple[int, ...] = ()  # its number and, of a sub-agent, before it the path of the one that delegated
     draws: list[float] = dataclasses.field(default_factory=list)  # in [0, 1): one decides a token
     parent: Dialogue | None = None
     members: list[Dialogue] = dataclasses.field(default_factory=list)  # its sub-agents
     waiting: int = 0  # sub-agents that have not ended
     sampled: int = 0  # tokens that the model wrote
+    left: float = math.inf  # seconds of its environment
+    late: bool = False  # the environment took longer
 
     @property
     def done(self) -> bool:
@@ -115,9 +117,10 @@ def converse(
 ) -> Dialogues:
     """`group` conversations about each example; a turn has at most `max_new_tokens` tokens, temperature 0 is greedy.
 
-    Besides the parts of the episodes, `turns` is the number of the model's turns. A conversation that a limit ends
-    keeps the outcome that its environment gives it then. Raises UserError for a model without a chat template, and
-    for a first prompt that does not fit into the context; LostError for an environment whose reward is none.
+    Besides the parts of the episodes, `turns` is the number of the model's turns, and with a limit of seconds `late` is
+    1 where the environment took longer: its outcome is 0. A conversation that another limit ends keeps the outcome that
+    its environment gives it then. Raises UserError for a model without a chat template, and for a first prompt that
+    does not fit into the context; LostError for an environment whose reward is none, or that does not begin in time.
     """
     rows = begin(policy, task, examples, group)
     settings = group, max_new_tokens, temperature, generator
@@ -143,11 +146,14 @@ def begin(policy: LanguageModel, task: TextTask, examples: Sequence[Example], gr
         )
     rows = list[Dialogue]()
     for example in examples:
-        episodes = [task.episode(example) for _ in range(group)]
-        opening, limit = episodes[0].messages(), example.columns.get("turns", task.turns)
+        limit, seconds = (example.columns.get(name, getattr(task, name)) for name in ("turns", "episode_seconds"))
+        start = functools.partial(in_time, seconds, task.name)
+        episodes = [start(functools.partial(task.episode, example)) for _ in range(group)]
+        opening = start(episodes[0].messages)
         prompt = policy.encode([as_data(policy, message) for message in opening])
         for episode in episodes:
-            rows.append(Dialogue(episode, list(prompt), messages=list(opening), limit=limit, path=(len(rows),)))
+            path = (len(rows),)
+            rows.append(Dialogue(episode, list(prompt), messages=list(opening), limit=limit, path=path, left=seconds))
     return rows
 
 
@@ -349,7 +355,9 @@ def _end_turn(policy: LanguageModel, row: Dialogue, stopped: bool, max_new_token
     if not stopped:
         row.cut = True
         return
-    reply = row.episode.turn(text)
+    reply = _ask(row, lambda: row.episode.turn(text))
+    if row.late:
+        return
     if not reply.members:
         _answer(policy, row, reply, max_new_tokens, held)
         return
@@ -359,7 +367,7 @@ def _end_turn(policy: LanguageModel, row: Dialogue, stopped: bool, max_new_token
         with held:
             prompt = policy.encode([as_data(policy, message) for message in opening])
         path = (*row.path, number)
-        one = Dialogue(episode, prompt, messages=list(opening), limit=row.limit, path=path, parent=row)
+        one = Dialogue(episode, prompt, messages=list(opening), limit=row.limit, path=path, parent=row, left=row.left)
         one.cut = one.room(policy.context, max_new_tokens) < 1
         row.members.append(one)
     row.waiting = sum(not one.done for one in row.members[first:])
@@ -392,7 +400,29 @@ def follow(
 def join(policy: LanguageModel, row: Dialogue, max_new_tokens: int, lock: threading.Lock | None = None) -> None:
     """Add the answers of the sub-agents to the conversation that waited for them, in place."""
     row.waiting = 0
-    _answer(policy, row, cast(TeamEpisode, row.episode).joined(), max_new_tokens, lock or threading.Lock())
+    reply = _ask(row, cast(TeamEpisode, row.episode).joined)
+    if not row.late:
+        _answer(policy, row, reply, max_new_tokens, lock or threading.Lock())
+
+
+def _ask(row: Dialogue, call: Callable[[], Any]) -> Any:
+    """What the environment returns. One that takes longer than the seconds that are left is `late`, and left behind."""
+    if row.left == math.inf:
+        return call()
+    began = time.monotonic()
+    found = tool.within(max(row.left, 0.0), call)
+    row.left -= time.monotonic() - began
+    if found.done():
+        return found.result()
+    row.late = row.cut = True
+    return None
+
+
+def _parts(row: Dialogue) -> dict[str, float]:
+    """The reward of a finished conversation by part: an outcome of 0 where the environment is late."""
+    parts = None if row.late else _ask(row, lambda: graded(row.episode))
+    late = {} if row.left == math.inf else {"late": float(row.late)}
+    return {**(parts or {"outcome": 0.0}), "turns": float(row.turns), **late}
 
 
 def _answer(policy: LanguageModel, row: Dialogue, reply: Reply, max_new_tokens: int, lock: threading.Lock) -> None:
@@ -428,7 +458,7 @@ def document(row: Dialogue) -> dict[str, Any]:
         "tokens": row.sampled,
         "read": len(row.prompt) + len(row.tokens) - row.sampled,
         "ended": row.over,
-        "parts": {**graded(row.episode), "turns": float(row.turns)},
+        "parts": _parts(row),
         "members": [document(one) for one in row.members],
     }
 
@@ -482,9 +512,9 @@ def gather(rows: Sequence[Dialogue], group: int) -> Dialogues:
         prompts, lengths, tokens.view(shape), length.view(shape[:2]), logprob.view(shape),
         torch.tensor([row.over for row in rows]).view(shape[:2]), own=own.view(shape),
     )  # fmt: skip
-    measured = [{**graded(row.episode), "turns": float(row.turns)} for row in rows]
+    measured = [_parts(row) for row in rows]
     for row in rows:
-        close(row.episode)
+        _ask(row, functools.partial(close, row.episode))
     names = dict.fromkeys(name for one in measured for name in one)
     parts = {name: [one.get(name, math.nan) for one in measured] for name in names}
     turns = [list(zip(row.failed, row.seconds, strict=True)) for row in rows]

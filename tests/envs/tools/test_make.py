@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,7 @@ def test_an_environment_of_a_user(tmp_path: Path) -> None:
         ("nowhere.py:Doubling", {}, "no file"),
         ("mine.py:Doubling", {"sice": 3}, "no option 'sice'"),
         ("mine.py:Doubling", {"turns": 0}, "turns"),
+        ("mine.py:Doubling", {"episode_seconds": 0}, "episode_seconds must be more than 0"),
         ("calculator", {"low": 1, "high": 3}, "Lower size"),
         ("calculator", {"trace": True}, "no trace"),
         ("calculator", {"without": ["calculator"]}, "calculate"),
@@ -213,6 +215,12 @@ def test_a_reward_may_be_any_number_and_not_be_scored(tmp_path: Path) -> None:
     assert parts["outcome"] == 1.0 and parts["x"] != parts["x"]
 
 
+def test_a_reset_that_never_ends_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN.replace('self.x = row["x"]', "import time; time.sleep(9)"))
+    with pytest.raises(LostError, match=r"Doubling' did not begin within 0\.05 seconds"):
+        make_env(f"{tmp_path / 'mine.py'}:Doubling", "text", episode_seconds=0.05)
+
+
 def test_a_class_without_tools_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN.replace("def double", "def _double"))
     task = make_env(f"{tmp_path / 'mine.py'}:Doubling", "text")
@@ -222,11 +230,14 @@ def test_a_class_without_tools_is_refused(tmp_path: Path) -> None:
 
 @sabotaged_by("foresight.envs.tools.make.mix", lambda real: lambda *a: _limited(real(*a)))
 def test_several_tasks_are_trained_on_in_equal_shares_with_their_own_environments() -> None:
-    options = {"held_out": 5, "calculator.high": 200, "notebook.turns": 3}
+    options = {"held_out": 5, "calculator.high": 200, "notebook.turns": 3, "notebook.episode_seconds": 9.0}
     both = make_env("calculator,notebook", "text", **options)
     names = [example.columns["task"] for example in both.train]
     assert names[:4] == ["calculator", "notebook"] * 2 and names.count("calculator") == names.count("notebook") == 1195
     assert {(e.columns["task"], e.columns["turns"]) for e in both.test} == {("calculator", 6), ("notebook", 3)}
+    assert {(e.columns["task"], e.columns["episode_seconds"]) for e in both.test} == {
+        ("calculator", math.inf), ("notebook", 9.0),
+    }  # fmt: skip
     assert both.turns == 6 and both.episode is not None
     made = [type(both.episode(example).env).__name__ for example in both.train[:2]]
     assert made == ["Calculator", "Notebook"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -209,6 +210,56 @@ def _never_over(real: Any) -> Any:
         row.cut = row.cut or row.turns == 3
 
     return cut
+
+
+class Stuck(Echo):
+    """Its environment waits at one point of the episode about the question 1."""
+
+    def __init__(self, question: str, point: str, slow: bool) -> None:
+        super().__init__(question, 2)
+        self.point, self.slow = point, slow
+        self._pass("begin")
+
+    def _pass(self, point: str) -> None:
+        if (self.question, self.point) == ("1", point) and self.left == 2 - (point == "parts") * 2:
+            time.sleep(1.5)
+
+    def turn(self, text: str) -> Reply:
+        self._pass("turn")
+        return super().turn(text)
+
+    def parts(self) -> dict[str, float]:
+        self._pass("parts")
+        return {"outcome": 0.5}
+
+
+def stuck(way: str, point: str) -> Any:
+    policy = model()
+    policy.stop_ids = list(range(len(tiny_language.CHARACTERS)))  # every token ends a turn
+    policy.completer = {"rounds": functools.partial(decoding.generate, policy), "requests": Concurrent(policy)}.get(way)
+    begin = lambda one: Stuck(str(one.prompt), point, way == "slow")  # noqa: E731
+    rows = [Example(str(i), columns={"episode_seconds": 0.05 if i == 1 else 60.0}) for i in range(3)]
+    return converse(policy, dataclasses.replace(task(), train=rows, episode=begin), group=1)
+
+
+@sabotaged_by("foresight.planning.generation.dialogue._ask", lambda real: lambda row, call: call())
+def test_an_episode_whose_environment_never_ends_is_cut() -> None:
+    found = stuck("at once", "turn")
+    assert found.parts == {"outcome": [0.5, 0.0, 0.5], "turns": [2.0, 1.0, 2.0], "late": [0.0, 1.0, 0.0]}
+    assert found.batch.stopped.flatten().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("way", "point"), [("slow", "turn"), ("rounds", "turn"), ("requests", "turn"), ("slow", "parts")]
+)
+def test_limits_of_seconds_hold_in_every_way(way: str, point: str) -> None:
+    found = stuck(way, point)
+    assert found.parts["late"] == [0, 1, 0] and found.parts["outcome"] == [0.5, 0, 0.5]
+
+
+def test_an_episode_that_does_not_begin_ends_the_run_with_a_sentence() -> None:
+    with pytest.raises(LostError, match=r"An episode of 'echo' did not begin within 0.05 seconds: raise"):
+        stuck("at once", "begin")
 
 
 @sabotaged_by("foresight.envs.tools.tool.escaped", lambda real: lambda text, marks=(): text)
