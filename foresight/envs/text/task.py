@@ -67,6 +67,7 @@ class TextTask:
     )
     turns: int = 1  # of the model in a conversation
     episode_seconds: float = math.inf  # of the environment in a conversation
+    weights: dict[str, float] = dataclasses.field(default_factory=dict)  # of a conversation's reward; none: its own
     verifier: Grader | None = None  # scores whole and partial completions in [0, 1] without their gold answers
 
     @property

@@ -77,7 +77,7 @@ def gymnasium(
             return [{"seed": 1_000_000 * seed + number} for number in range(size)]
 
         def reset(self, row: dict[str, Any]) -> str:
-            self._env, self._total, self._failed = make(row["seed"]), 0.0, 0
+            self._env, self._total, self.failed = make(row["seed"]), 0.0, 0
             self.slow = getattr(self._env, "slow", slow)
             self._first = tool.shown(self._env.reset(seed=row["seed"])[0])
             return self._first
@@ -90,14 +90,14 @@ def gymnasium(
             try:
                 obs, reward, terminated, truncated, _ = self._env.step(text.strip())
             except Exception as error:
-                self._failed += 1
+                self.failed += 1
                 return Reply({"role": "user", "content": f"error: {tool.shown(error)}"})
             self._total += float(reward)
             over = terminated or truncated
             return Reply(None if over else {"role": "user", "content": tool.shown(obs)})
 
         def parts(self) -> dict[str, float]:
-            return {"outcome": self._total, "failed_actions": float(self._failed)}
+            return {"outcome": self._total, "failed_actions": float(self.failed)}
 
     if script is not None:
         cast(Any, Game).script = lambda self, messages: script(self._env)

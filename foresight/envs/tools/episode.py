@@ -36,6 +36,7 @@ class Episode(Protocol):
     """One conversation, used once. It ends when `turn` returns no message, or when its caller ends it.
 
     With an attribute `slow` that is true, `turn` may run in a thread, so that other conversations do not wait for it.
+    An attribute `failed` is the number of calls or actions so far that were answered with an error.
     A method `close()`, if there is one, is called when the episode is over and graded.
     """
 

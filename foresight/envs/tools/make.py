@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foresight import errors
+from foresight.envs.text import composite
 from foresight.envs.text.split import split
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
@@ -30,7 +31,8 @@ ENVS: dict[str, type[Any]] = {
     "calculator": Calculator, "orders": Orders, "python": Python, "notebook": Notebook, "search": Search,
     "babyai": BabyAI, "delegation": Delegation, "shell": Shell, "miniwob": Web,
 }  # fmt: skip
-OWN = ("turns", "episode_seconds")  # fields that each of several tasks has for itself
+OWN = ("turns", "episode_seconds", "weights")  # fields that each of several tasks has for itself
+PARTS = ("outcome", "process", "time")  # of a composite reward
 TURNS = 6  # of the model in an episode, unless the class has its own `turns`
 
 
@@ -43,14 +45,17 @@ def make(
     tool_seconds: float = tool.SECONDS,
     episode_seconds: float = math.inf,
     without: Sequence[str] = (),
+    rewards: dict[str, float] | None = None,
     **options: Any,
 ) -> TextTask:
     """A `TextTask` whose completions are conversations of at most `turns` turns with `env`.
 
-    `env` is a `ToolEnv`, or with a method `turn` an `Episode` of its own. A call takes at most `tool_seconds`,
-    and the environment of an episode, with its beginning and its reward, at most `episode_seconds`.
+    `env` is a `ToolEnv`, or with a method `turn` an `Episode` of its own. A call takes at most `tool_seconds`, and the
+    environment of an episode, with its beginning and its reward, at most `episode_seconds`.
     The tools named in `without` are not offered, to see what they are worth. `options` go to the env's `questions`. The
-    outcome of an episode is its reward and the metric of evaluations.
+    outcome of an episode is its reward and the metric of evaluations. With `rewards`, the reward is the weighted sum of
+    these `PARTS`: the outcome, the number of failed calls or actions (`process`), and the seconds that the episode took
+    (`time`).
     Raises UserError for an unknown option or tool, and for a class without `questions`, `reset`, `reward` or tools.
     """
     own = callable(getattr(env, "turn", None))
@@ -67,13 +72,17 @@ def make(
     valid = inspect.signature(env.questions).parameters
     for option in options:
         if option not in valid:
-            known = ", ".join((*valid, "held_out", "turns", "tool_seconds", "episode_seconds", "without"))
+            known = ", ".join((*valid, "held_out", "turns", "tool_seconds", "episode_seconds", "without", "rewards"))
             raise UserError(f"'{name}' has no option '{option}'. Options: {known}")
     if without:
         known_tools = [] if own else [one.name for one in tools_of(env())]
         for one in without:
             if one not in known_tools:
                 raise errors.unknown("tool in without", one, known_tools)
+    weights = {} if rewards is None else dict(composite.parse_weights(rewards, "{outcome: 1, process: -0.1}"))
+    for part in weights:
+        if part not in PARTS:
+            raise errors.unknown("part of a reward", part, PARTS)
     rows = env.questions(**options, **({"seed": seed} if "seed" in valid else {}))
     examples = [
         Example(in_time(episode_seconds, name, functools.partial(env().reset, row)), columns={"row": row})
@@ -84,16 +93,16 @@ def make(
     task = split(name, examples, held_out, seed, None, keys)
     begin = functools.partial(_begin, env, seconds=tool_seconds, without=tuple(without))
     return dataclasses.replace(
-        task, metric="outcome", episode=begin, turns=turns, grader=_ungraded, episode_seconds=episode_seconds
-    )
+        task, metric="outcome", episode=begin, turns=turns, grader=_ungraded, episode_seconds=episode_seconds,
+        weights=weights,
+    )  # fmt: skip
 
 
 def mix(name: str, make: Callable[..., TextTask], options: dict[str, Any]) -> TextTask:
     """Several tasks of conversations as one, `name` being theirs, joined by commas: equal shares of their questions.
 
-    `options` are for all, or for one: `calculator.high=99`. An example has the columns `task`, `turns` and
-    `episode_seconds` of its own task. Raises UserError for one task, a task twice, a task without conversations, and as
-    `make` does.
+    `options` are for all, or for one: `calculator.high=99`. An example has the columns `task` and `OWN` of its
+    own task. Raises UserError for one task, a task twice, a task without conversations, and as `make` does.
     """
     names = [one.strip() for one in name.split(",")]
     if len(names) != len(set(names)) or not all(names) or len(names) < 2:

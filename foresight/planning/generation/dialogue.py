@@ -273,6 +273,7 @@ def _requests(
     def hold(row: Dialogue, seed: int) -> None:
         own = torch.Generator().manual_seed(seed)
         while not row.done:
+            row.clock = row.clock or time.monotonic()
             prompt, room = [row.prompt + row.tokens], row.room(policy.context, max_new_tokens)
             batch = policy.completer(prompt, 1, room, temperature, own, stop=task.stop)
             with lock:
@@ -306,6 +307,8 @@ def _rounds(
             few = [row for row in live if row.room(policy.context, max_new_tokens) == room]
             count = group if first and len(few) == len(rows) else 1  # these share the computation of their prompt
             prompts = [row.prompt + row.tokens for row in few[::count]]
+            for row in few:
+                row.clock = row.clock or time.monotonic()
             batch = sampler(prompts, count, room, temperature, generator, stop=task.stop)
             for number, row in enumerate(few):
                 _add(row, batch, number)

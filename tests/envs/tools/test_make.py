@@ -173,6 +173,8 @@ def test_an_environment_of_a_user(tmp_path: Path) -> None:
         ("mine.py:Doubling", {"episode_seconds": 0}, "episode_seconds must be more than 0"),
         ("calculator", {"low": 1, "high": 3}, "Lower size"),
         ("calculator", {"trace": True}, "no trace"),
+        ("calculator", {"rewards": {"correct": 1}}, "Unknown part of a reward 'correct'.*outcome, process, time"),
+        ("calculator", {"rewards": "outcome"}, "give each part its weight, as in rewards={outcome: 1, process: -0.1}"),
         ("calculator", {"without": ["calculator"]}, "calculate"),
     ],
 )
@@ -231,7 +233,10 @@ def test_a_class_without_tools_is_refused(tmp_path: Path) -> None:
 @sabotaged_by("foresight.envs.tools.make.mix", lambda real: lambda *a: _limited(real(*a)))
 def test_several_tasks_are_trained_on_in_equal_shares_with_their_own_environments() -> None:
     options = {"held_out": 5, "calculator.high": 200, "notebook.turns": 3, "notebook.episode_seconds": 9.0}
+    options |= {"rewards": {"outcome": 1, "process": -0.1}, "notebook.rewards": {"outcome": 2}}
     both = make_env("calculator,notebook", "text", **options)
+    weights = {example.columns["task"]: example.columns["weights"] for example in both.train}
+    assert weights == {"calculator": {"outcome": 1.0, "process": -0.1}, "notebook": {"outcome": 2.0}}
     names = [example.columns["task"] for example in both.train]
     assert names[:4] == ["calculator", "notebook"] * 2 and names.count("calculator") == names.count("notebook") == 1195
     assert {(e.columns["task"], e.columns["turns"]) for e in both.test} == {("calculator", 6), ("notebook", 3)}

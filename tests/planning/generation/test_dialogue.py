@@ -319,6 +319,52 @@ def test_a_reward_without_an_outcome_is_no_nan() -> None:
     assert refused
 
 
+class Failing(Echo):
+    """Every turn but the last fails."""
+
+    failed = 0
+
+    def turn(self, text: str) -> Reply:
+        self.failed += self.left > 1
+        return super().turn(text)
+
+
+def weighed(completer: Any = None) -> rollout.TextRollout:
+    policy, weights = model(), {"outcome": 2.0, "process": -0.1, "time": -0.01}
+    policy.completer = completer and completer(policy)
+    what = dataclasses.replace(task(), episode=lambda one: Failing(str(one.prompt), 3), weights=weights)
+    return rollout.sample_groups(policy, what, 3, 2, 12, 1.0, torch.Generator().manual_seed(1))
+
+
+@sabotaged_by("foresight.planning.generation.rollout.of_dialogues", lambda real: lambda task, *rest: (
+    real(dataclasses.replace(task, weights={**task.weights, "process": 0.5}), *rest)
+))  # fmt: skip
+def test_a_composite_reward_is_a_weighted_sum_of_outcome_process_and_time() -> None:
+    found = weighed()
+    parts = found.measures
+    assert torch.equal(parts["reward_outcome"], parts["outcome"])
+    assert torch.equal(parts["reward_process"], parts["turns"] - 1) and parts["turns"].max() == 3
+    rewards = 2 * parts["outcome"] - 0.1 * parts["reward_process"] - 0.01 * parts["reward_time"]
+    assert torch.allclose(found.rewards, rewards) and "reward_process" in found.metrics()
+
+
+@pytest.mark.parametrize("completer", [None, lambda policy: functools.partial(decoding.generate, policy), Concurrent])
+def test_the_time_of_an_episode_begins_with_its_first_turn(completer: Any) -> None:
+    found = weighed(completer)
+    seconds = torch.tensor([sum(second for _, second in turns) for turns in found.turns])
+    assert torch.allclose(found.measures["reward_time"].flatten(), seconds)
+    assert all(second > 0 for turns in found.turns for _, second in turns)
+
+
+def test_several_tasks_may_have_composite_rewards_of_their_own() -> None:
+    rows = [Example(str(i), columns={"task": "ab"[i % 2], "weights": [{"process": -1.0}, {}][i % 2]}) for i in range(4)]
+    what = dataclasses.replace(task(), train=rows, episode=lambda one: Failing(str(one.prompt), 3))
+    found = rollout.sample_groups(model(), what, 4, 2, 12, 1.0, torch.Generator().manual_seed(1))
+    for p, example in enumerate(found.examples):
+        own = -found.measures["reward_process"][p] if example.columns["weights"] else found.measures["outcome"][p]
+        assert torch.equal(found.rewards[p], own)
+
+
 def outcome(policy: LanguageModel, what: TextTask) -> float:
     found = dialogue.converse(policy, what, what.test, 8, 6, 1.0, torch.Generator().manual_seed(3))
     return sum(found.parts["outcome"]) / len(found.parts["outcome"])
