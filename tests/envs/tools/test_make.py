@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from foresight.envs.text.task import Example
 from foresight.envs.tools import calculator, make, orders, tool
 from foresight.envs.tools.episode import Toolbox, graded
 from foresight.errors import LostError, UserError
+from foresight.runtime import catalog
 from tests.sabotage import sabotaged_by
 
+ROOT = Path(__file__).parents[3]
 OWN = '''
 class Doubling:
     """Double a number."""
@@ -140,6 +143,23 @@ def test_demonstrations_without_rules_use_the_tools_and_tell_no_rule() -> None:
             messages += [{"role": "assistant", "content": text}, reply.message]
         right += episode.parts()["outcome"]
     assert right / len(ruled.train) < 0.25  # by luck: it acts and reports at random
+
+
+def test_the_desk_has_ten_turns_and_asks_before_it_writes() -> None:
+    task = make_env("orders", "text", size=200)
+    assert task.turns == 10
+    assert [one.name for one in task.episode(task.train[0]).tools if one.writes] == [
+        "add_note", "cancel_order", "return_order",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "preset", "turns"), [
+    ("sft", "smollm2-orders", 6), ("sft", "smollm2-orders-tools", 6), ("grpo", "smollm2-orders", 4),
+])  # fmt: skip
+def test_presets_of_the_desk_have_the_turns_of_their_results(name: str, preset: str, turns: int) -> None:
+    result = json.loads((ROOT / "results" / f"{name}-{preset}.json").read_text())
+    options = catalog.presets(name)[preset]["env_options"]
+    assert options == result["settings"]["env_options"] == {"turns": turns}
 
 
 def test_episodes_of_one_question_do_not_share_a_database() -> None:
