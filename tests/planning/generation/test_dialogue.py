@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.language import grpo
+from foresight.algorithms.language import dapo, dr_grpo, grpo, gspo, rloo
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.episode import Reply
 from foresight.errors import LostError, UserError
@@ -117,6 +117,41 @@ def test_tokens_of_the_environment_have_no_gradient() -> None:
     )
     second, _, _ = grpo.loss(state, other, rewards, weights, None)
     assert first == second
+
+
+@sabotaged_by(
+    "foresight.planning.generation.dialogue.gather", lambda real: lambda rows, group: _all_own(real(rows, group))
+)
+@pytest.mark.parametrize("module", [dr_grpo, dapo, gspo, rloo])
+def test_every_variant_trains_on_conversations_and_there_on_what_the_model_wrote(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = module.build(
+        module.Config(model=tiny_language.folder(), steps=1, prompts=3, group=4, max_new_tokens=12, learning_rate=0.01)
+    )
+    conversational(state.policy)
+    real, gradients = LanguageModel.logprob, list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def logprob(self: LanguageModel, batch: Any, temperature: float) -> Any:
+        found, entropy = real(self, batch, temperature)
+        if found.requires_grad:
+            found.register_hook(
+                lambda gradient: gradients.append((gradient[~written(batch)], gradient[written(batch)]))
+            )
+        return found, entropy
+
+    monkeypatch.setattr(LanguageModel, "logprob", logprob)
+    before = [weight.detach().clone() for weight in state.policy.parameters()]
+    ((_, metrics, _),) = module.train(state.config, task(), state)
+    assert metrics["turns"] > 1
+    assert any(not torch.equal(old, new) for old, new in zip(before, state.policy.parameters(), strict=True))
+    own, others = (torch.cat(parts) for parts in zip(*gradients, strict=True))
+    assert (own != 0).any() and len(others) > 0 and (others == 0).all()
+
+
+def written(batch: Any) -> torch.Tensor:
+    """The tokens of the environment: they were not sampled, and their log-probability is 0."""
+    return (batch.logprob == 0) & (torch.arange(batch.logprob.shape[-1]) < batch.length[..., None])
 
 
 def test_limits_end_a_conversation() -> None:
