@@ -1,8 +1,8 @@
 """Conversations with tools in OpenAI's form, to and from the form that models here are trained on.
 
 In OpenAI's form, the calls of an assistant are `tool_calls` beside its `content`, and a result is a message of the role
-"tool". Here both are text with marks (`envs.tools.tool`), which every chat template renders: a model is served and
-asked exactly as it is trained.
+"tool". Here both are text with marks (`envs.tools.tool`), for which a chat template needs only a user and an assistant
+who take turns: a model is served and asked exactly as it is trained.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""MCP against the SDK's own servers: in this process, and over standard input and output."""
+"""MCP against the SDK's own servers, in this process, over standard input and output and at a URL, and earlier ones."""
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from foresight.errors import UserError
 
 pytest.importorskip("mcp")
 
-from mcp.server.mcpserver import MCPServer
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ImageContent, ToolAnnotations
+from mcp_types import LATEST_PROTOCOL_VERSION, ImageContent, ToolAnnotations
 
 from foresight.agents.mcp import connect
 
@@ -43,6 +46,32 @@ def die() -> str:
 
 server.run()
 '''
+
+
+# What a server of a revision before 2026-07-28 answers, without the SDK: it knows the handshake and nothing newer.
+EARLIER = """
+import json, sys
+
+TOOL = {"name": "add", "annotations": {"readOnlyHint": True}, "inputSchema": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}
+version = ""
+for line in sys.stdin:
+    message = json.loads(line)
+    answer, given = {"jsonrpc": "2.0", "id": message.get("id")}, message.get("params") or {}
+    if message["method"] == "initialize":
+        version = sys.argv[1]
+        about = {"name": "earlier", "version": "1"}
+        answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+    elif message["method"] == "tools/list" and version:
+        answer["result"] = {"tools": [TOOL]}
+    elif message["method"] == "tools/call" and version:
+        text = f"{given['arguments']['a'] + given['arguments']['b']} by {version}"
+        answer["result"] = {"content": [{"type": "text", "text": text}]}
+    else:
+        answer["error"] = {"code": -32601, "message": "no such method"}
+    if "id" in message:
+        print(json.dumps(answer), flush=True)
+"""
 
 
 def server() -> MCPServer:
@@ -101,6 +130,39 @@ def test_a_server_is_a_command_and_may_die(tmp_path: Path, monkeypatch: pytest.M
             text, succeeded = call(tools, "die")
             assert not succeeded and "did not answer" in text
         assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("revision", ["2025-06-18", "2025-11-25"])
+def test_a_server_of_an_earlier_revision_is_spoken_to_in_it(revision: str, tmp_path: Path) -> None:
+    file = tmp_path / "earlier.py"
+    file.write_text(EARLIER)
+    with connect([f"{sys.executable} {file} {revision}"], seconds=20) as tools:
+        assert [(one.name, one.writes) for one in tools] == [("add", False)]
+        assert call(tools, "add", a=2, b=3) == (f"5 by {revision}", True)
+
+
+def test_a_server_is_a_url_and_speaks_the_newest_revision() -> None:
+    made = server()
+
+    @made.tool()
+    def revision(ctx: Context) -> str:
+        """The revision that is spoken."""
+        return str(ctx.request_context.protocol_version)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        served = uvicorn.Server(uvicorn.Config(made.streamable_http_app(), log_level="error"))
+        thread = threading.Thread(target=served.run, kwargs={"sockets": [free]}, daemon=True)
+        thread.start()
+        with connect([f"http://127.0.0.1:{free.getsockname()[1]}/mcp"], seconds=20) as tools:
+            assert (
+                call(tools, "revision") == (LATEST_PROTOCOL_VERSION, True) and LATEST_PROTOCOL_VERSION >= "2026-07-28"
+            )
+            assert call(tools, "add", a=2, b=3) == ("5", True) and "no luck" in call(tools, "fail", text="luck")[0]
+        served.should_exit = True
+        thread.join(20)
+    with pytest.raises(UserError, match="MCP server"), connect(["http://127.0.0.1:9/mcp"], seconds=5):
+        raise AssertionError("connected")
 
 
 @pytest.mark.parametrize("command", ["", "no-such-program-here", f"{sys.executable} -c 'print(3)'"])

@@ -137,6 +137,7 @@ def test_the_board_only_grows() -> None:
         (delegate("x", budget=2), "the budget is 2: it must be from 8"),
         (delegate("x", budget=10**9), "it must be from 8"),
         (delegate("x", schema={"type": "array"}), "no JSON schema of an object"),
+        (delegate("x", schema={"properties": {"x": {"enum": 5}}}), "has the enum 5"),
         (tool.write("delegate", goal=7, budget=50), "must be of type string"),
         (tool.write("delegate", budget=50), "'goal' is missing"),
     ],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from foresight.envs.tools import browser
 from foresight.runtime import bench, doctor
 
 
@@ -42,6 +43,14 @@ def test_doctor_sees_this_machine(call: Callable, monkeypatch: pytest.MonkeyPatc
     assert found["sandbox"]["limits"] is True
     text = call("doctor").out
     assert "bfloat16" in text and "GiB free" in text and "sandbox for foreign programs: limits" in text
+    assert f"browser for web pages: {'; '.join(found['browser']) or 'complete'}" in " ".join(text.split())
+
+
+def test_doctor_states_what_a_browser_lacks(call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
+    monkeypatch.setattr(browser, "chromium", lambda: None)
+    text = " ".join(call("doctor").out.split())
+    assert "browser for web pages: " in text and "Chromium: install it with the system's packages" in text
 
 
 def test_doctor_passes_without_the_default_language_model(call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

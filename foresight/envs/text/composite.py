@@ -60,16 +60,14 @@ def weighted_sum(parts: Sequence[Part]) -> Grader:
     return grade
 
 
-def parse_weights(rewards: Any) -> list[tuple[str, float]]:
+def parse_weights(rewards: Any, example: str = "{correct: 1, format: 0.2}") -> list[tuple[str, float]]:
     """The parts of a composite reward with their weights. Raises UserError unless each has a finite weight."""
     try:
         pairs = [(str(name), float(weight)) for name, weight in dict(rewards).items()]
     except (TypeError, ValueError):
         pairs = []
     if not pairs or not all(math.isfinite(weight) for _, weight in pairs):
-        raise UserError(
-            f"rewards is {rewards!r}: give each part its weight, as in rewards={{correct: 1, format: 0.2}}."
-        )
+        raise UserError(f"rewards is {rewards!r}: give each part its weight, as in rewards={example}.")
     return pairs
 
 

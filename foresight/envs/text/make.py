@@ -52,7 +52,8 @@ def make(
       task's grader gets the answer alone. The default rewards become those of DeepSeek-R1: `{correct: 1, format: 1}`;
     - `rewards`: a composite reward, each part with its weight: `correct` (the task's grader), `format` (1 for a whole
       trace), `tags` (a share of it), or the path `file.py:name` of a reward function, which gets whole completions
-      and may take `reward_timeout` seconds for a batch (0: in this process, without a limit);
+      and may take `reward_timeout` seconds for a batch (0: in this process, without a limit). Conversations have other
+      parts (`envs.tools.make.PARTS`);
     - `curriculum`: the share of the examples, the easiest, that a run starts with; all from half of it on. Examples
       need a column `difficulty` (`addition` and `largest` have one).
 
@@ -100,17 +101,15 @@ def _conversation(
     name: str, trace: bool, rewards: dict[str, float] | None, curriculum: float, options: dict[str, Any]
 ) -> TextTask:
     """A task of conversations with tools: a bundled one, perhaps `miniwob:PAGES`, or `FILE.py:CLASS`."""
-    if trace or rewards is not None or curriculum != 1:
-        raise UserError(
-            f"'{name}' is a task of conversations, which has no trace, rewards or curriculum: leave them out."
-        )
+    if trace or curriculum != 1:
+        raise UserError(f"'{name}' is a task of conversations, which has no trace or curriculum: leave them out.")
     kind, _, rest = name.partition(":")
     env = conversations.ENVS.get(kind) or class_at(name)
     if kind in conversations.ENVS and rest:
         if not (option := getattr(env, "after_colon", "")):
             raise UserError(f"The task '{kind}' takes nothing after a colon: write --task {kind}, not {name}.")
         options = {option: rest, **options}
-    return conversations.make(name, env, **options)
+    return conversations.make(name, env, rewards=rewards, **options)
 
 
 def _check_names(name: str, maker: Callable[..., TextTask], options: dict[str, Any]) -> None:

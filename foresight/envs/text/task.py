@@ -66,6 +66,8 @@ class TextTask:
         None  # begins a conversation (`envs.tools.episode`): the completion is one
     )
     turns: int = 1  # of the model in a conversation
+    episode_seconds: float = math.inf  # of the environment in a conversation
+    weights: dict[str, float] = dataclasses.field(default_factory=dict)  # of a conversation's reward; none: its own
     verifier: Grader | None = None  # scores whole and partial completions in [0, 1] without their gold answers
 
     @property

@@ -17,13 +17,16 @@ from foresight.errors import UserError
 
 
 def trl(
-    factory: Callable[[], Any], rows: Sequence[dict[str, Any]], reward: Callable[[Any, str], float] | None = None
+    factory: Callable[[], Any],
+    rows: Sequence[dict[str, Any]],
+    reward: Callable[[Any, str], float] | None = None,
+    slow: bool = False,
 ) -> type[Any]:
     """A task of a class written for TRL's `environment_factory`: `reset(**columns)`, tools, perhaps `get_reward()`.
 
     `rows` are its dataset: the column `prompt` (a text or a conversation, of which the last message is used) is the
-    question, to which the text that `reset` returns is added. `reward(env, answer)` replaces `get_reward`. Raises
-    UserError if there is neither.
+    question, to which the text that `reset` returns is added. `reward(env, answer)` replaces `get_reward`. One that is
+    `slow`, by this argument or an attribute of its own, answers in a thread. Raises UserError if there is no reward.
     """
     if reward is None and not callable(getattr(factory, "get_reward", None)):
         raise UserError("The environment has no get_reward(): add it, or give reward=f with f(env, answer).")
@@ -35,6 +38,7 @@ def trl(
 
         def reset(self, row: dict[str, Any]) -> str:
             self._env = factory()
+            self.slow = getattr(self._env, "slow", slow)
             methods = inspect.getmembers(self._env, inspect.ismethod)
             named = [method for name, method in methods if name not in ("reset", "get_reward") and name[0] != "_"]
             self.tools = [tool.of(method) for method in named]
@@ -56,12 +60,13 @@ def gymnasium(
     instruction: str = "",
     most: int = 32,
     script: Callable[[Any], str] | None = None,
+    slow: bool = False,
 ) -> type[Any]:
     """A task of Gymnasium environments whose observations and actions are texts: each turn of the model is an action.
 
     `make(seed)` builds one, `seeds` is their number, and `most` is that of the turns. The outcome is the sum of the
     rewards. `script(env)` writes the next action of a demonstration. An action that the environment rejects by raising
-    is answered with the error.
+    is answered with the error. `slow` is as in `trl`.
     """
 
     class Game:
@@ -72,7 +77,8 @@ def gymnasium(
             return [{"seed": 1_000_000 * seed + number} for number in range(size)]
 
         def reset(self, row: dict[str, Any]) -> str:
-            self._env, self._total, self._failed = make(row["seed"]), 0.0, 0
+            self._env, self._total, self.failed = make(row["seed"]), 0.0, 0
+            self.slow = getattr(self._env, "slow", slow)
             self._first = tool.shown(self._env.reset(seed=row["seed"])[0])
             return self._first
 
@@ -84,14 +90,14 @@ def gymnasium(
             try:
                 obs, reward, terminated, truncated, _ = self._env.step(text.strip())
             except Exception as error:
-                self._failed += 1
+                self.failed += 1
                 return Reply({"role": "user", "content": f"error: {tool.shown(error)}"})
             self._total += float(reward)
             over = terminated or truncated
             return Reply(None if over else {"role": "user", "content": tool.shown(obs)})
 
         def parts(self) -> dict[str, float]:
-            return {"outcome": self._total, "failed_actions": float(self._failed)}
+            return {"outcome": self._total, "failed_actions": float(self.failed)}
 
     if script is not None:
         cast(Any, Game).script = lambda self, messages: script(self._env)

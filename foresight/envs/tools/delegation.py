@@ -37,7 +37,7 @@ class Delegation:
         self.answer = ""
         self.members: list[Delegation] = []
         self.latest: list[Delegation] = []  # of the last delegation
-        self.malformed = 0
+        self.failed = 0
 
     @staticmethod
     def questions(
@@ -93,7 +93,7 @@ class Delegation:
         slices = self._slices(text)
         share = self.tokens_left // (len(slices) + 1)  # as much for each as for the manager
         if not slices or not self.depth or share < 1:
-            self.malformed += 1
+            self.failed += 1
             return Reply({"role": "user", "content": "!"})
         members = tuple(Delegation(self.digits[a:b], self.cost, self.depth - 1, share) for a, b in slices)
         self.members, self.latest = [*self.members, *members], list(members)
@@ -129,7 +129,7 @@ class Delegation:
             "outcome": right,
             "reward": right * max(1 - self.cost * tokens / 100, 0.0),
             "members": float(len(self.members)),
-            "malformed": float(self.malformed),
+            "malformed": float(self.failed),
             "team_tokens": float(tokens),
         }
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from foresight.envs.tools import tool
 from foresight.envs.tools.tool import Tool
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 
 NOT_TOOLS = ("reset", "reward", "questions", "script", "name", "instruction", "tools", "close")
 
@@ -35,6 +36,7 @@ class Episode(Protocol):
     """One conversation, used once. It ends when `turn` returns no message, or when its caller ends it.
 
     With an attribute `slow` that is true, `turn` may run in a thread, so that other conversations do not wait for it.
+    An attribute `failed` is the number of calls or actions so far that were answered with an error.
     A method `close()`, if there is one, is called when the episode is over and graded.
     """
 
@@ -119,7 +121,7 @@ class Toolbox:
         `failed_calls` are those that returned an error; of them `malformed_calls` could not be executed.
         """
         earned = {"outcome": 0.0} if self.answer is None else self.env.reward(self.answer)
-        parts = earned if isinstance(earned, dict) else {"outcome": float(earned)}
+        parts = earned if isinstance(earned, dict) else {"outcome": earned}
         counts = {"calls": self.called, "failed_calls": self.failed, "malformed_calls": self.malformed}
         return {**parts, **{name: float(count) for name, count in counts.items()}}
 
@@ -130,6 +132,43 @@ class Toolbox:
     @staticmethod
     def _user(text: str) -> dict[str, str]:
         return {"role": "user", "content": text}
+
+
+def graded(episode: Episode) -> dict[str, float]:
+    """The reward of an episode by part. NaN is a part that could not be scored.
+
+    Raises LostError, naming the class, if it raises, or returns anything but numbers of which one is the `outcome`.
+    """
+    name = type(getattr(episode, "env", episode)).__name__
+    try:
+        parts = episode.parts()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LostError(f"The reward of {name} raised {type(error).__name__}: {error}.") from error
+    try:
+        numbers = {part: float(value) for part, value in parts.items()}
+    except (AttributeError, TypeError, ValueError):
+        numbers = {}
+    if "outcome" not in numbers or any(map(math.isinf, numbers.values())):
+        raise LostError(
+            f"The reward of {name} is {parts!r}: return a number from 0 to 1, or a dict of numbers of which one is the "
+            "'outcome'."
+        )
+    return numbers
+
+
+def in_time(seconds: float, name: str, begin: Callable[[], tool.Returned]) -> tool.Returned:
+    """What the beginning of an episode returns. Raises LostError if it takes longer than `seconds`."""
+    if seconds == math.inf:
+        return begin()
+    found = tool.within(seconds, begin)
+    if not found.done():
+        raise LostError(
+            f"An episode of '{name}' did not begin within {seconds:g} seconds: raise episode_seconds, or look for what "
+            "its reset waits for."
+        )
+    return found.result()
 
 
 def close(episode: object) -> None:
@@ -157,7 +196,7 @@ def tools_of(env: object) -> list[Tool]:
 
 
 def describe(tools: Sequence[Tool], instruction: str = "") -> str:
-    """The system prompt: what the tools are and how they are called. Every template can render it."""
+    """The system prompt: what the tools are and how they are called. A chat template needs no tools of its own."""
     if not tools:
         return instruction
     lines = [json.dumps(one.schema["function"]) for one in tools]
@@ -188,7 +227,7 @@ def scripted(episode: Episode, turns: int) -> list[list[dict[str, str]]]:
         if reply.message is None:
             break
         messages = [*messages, reply.message]
-    earned = episode.parts()["outcome"]
+    earned = graded(episode)["outcome"]
     if earned < 1:
         raise UserError(
             f"The script earns {earned:g}, not 1, in the episode that begins with {messages[-2]['content']!r}."

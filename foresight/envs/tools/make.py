@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from foresight import errors
+from foresight.envs.text import composite
 from foresight.envs.text.split import split
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
 from foresight.envs.tools.babyai import BabyAI
 from foresight.envs.tools.calculator import Calculator
 from foresight.envs.tools.delegation import Delegation
-from foresight.envs.tools.episode import Episode, Toolbox, close, scripted, tools_of
+from foresight.envs.tools.episode import Episode, Toolbox, close, in_time, scripted, tools_of
 from foresight.envs.tools.notebook import Notebook
 from foresight.envs.tools.orders import Orders
 from foresight.envs.tools.python import Python
@@ -29,6 +31,8 @@ ENVS: dict[str, type[Any]] = {
     "calculator": Calculator, "orders": Orders, "python": Python, "notebook": Notebook, "search": Search,
     "babyai": BabyAI, "delegation": Delegation, "shell": Shell, "miniwob": Web,
 }  # fmt: skip
+OWN = ("turns", "episode_seconds", "weights")  # fields that each of several tasks has for itself
+PARTS = ("outcome", "process", "time")  # of a composite reward
 TURNS = 6  # of the model in an episode, unless the class has its own `turns`
 
 
@@ -39,14 +43,19 @@ def make(
     seed: int = 0,
     turns: int | None = None,
     tool_seconds: float = tool.SECONDS,
+    episode_seconds: float = math.inf,
     without: Sequence[str] = (),
+    rewards: dict[str, float] | None = None,
     **options: Any,
 ) -> TextTask:
     """A `TextTask` whose completions are conversations of at most `turns` turns with `env`.
 
-    `env` is a `ToolEnv`, or with a method `turn` an `Episode` of its own. A call takes at most `tool_seconds`.
+    `env` is a `ToolEnv`, or with a method `turn` an `Episode` of its own. A call takes at most `tool_seconds`, and the
+    environment of an episode, with its beginning and its reward, at most `episode_seconds`.
     The tools named in `without` are not offered, to see what they are worth. `options` go to the env's `questions`. The
-    outcome of an episode is its reward and the metric of evaluations.
+    outcome of an episode is its reward and the metric of evaluations. With `rewards`, the reward is the weighted sum of
+    these `PARTS`: the outcome, the number of failed calls or actions (`process`), and the seconds that the episode took
+    (`time`).
     Raises UserError for an unknown option or tool, and for a class without `questions`, `reset`, `reward` or tools.
     """
     own = callable(getattr(env, "turn", None))
@@ -57,32 +66,43 @@ def make(
     turns = getattr(env, "turns", TURNS) if turns is None else turns
     if turns < 1:
         raise UserError(f"turns must be at least 1, not {turns}.")
-    if not tool_seconds > 0:
-        raise UserError(f"tool_seconds must be more than 0, not {tool_seconds}.")
+    for limit, seconds in (("tool_seconds", tool_seconds), ("episode_seconds", episode_seconds)):
+        if not seconds > 0:
+            raise UserError(f"{limit} must be more than 0, not {seconds}.")
     valid = inspect.signature(env.questions).parameters
     for option in options:
         if option not in valid:
-            known = ", ".join((*valid, "held_out", "turns", "tool_seconds", "without"))
+            known = ", ".join((*valid, "held_out", "turns", "tool_seconds", "episode_seconds", "without", "rewards"))
             raise UserError(f"'{name}' has no option '{option}'. Options: {known}")
     if without:
         known_tools = [] if own else [one.name for one in tools_of(env())]
         for one in without:
             if one not in known_tools:
                 raise errors.unknown("tool in without", one, known_tools)
+    weights = {} if rewards is None else dict(composite.parse_weights(rewards, "{outcome: 1, process: -0.1}"))
+    for part in weights:
+        if part not in PARTS:
+            raise errors.unknown("part of a reward", part, PARTS)
     rows = env.questions(**options, **({"seed": seed} if "seed" in valid else {}))
-    examples = [Example(env().reset(row), columns={"row": row}) for row in rows]
+    examples = [
+        Example(in_time(episode_seconds, name, functools.partial(env().reset, row)), columns={"row": row})
+        for row in rows
+    ]
     alike = len({str(example.prompt) for example in examples}) < 2  # as of a game, which begins alike
     keys = [repr(row) for row in rows] if alike else None
     task = split(name, examples, held_out, seed, None, keys)
     begin = functools.partial(_begin, env, seconds=tool_seconds, without=tuple(without))
-    return dataclasses.replace(task, metric="outcome", episode=begin, turns=turns, grader=_ungraded)
+    return dataclasses.replace(
+        task, metric="outcome", episode=begin, turns=turns, grader=_ungraded, episode_seconds=episode_seconds,
+        weights=weights,
+    )  # fmt: skip
 
 
 def mix(name: str, make: Callable[..., TextTask], options: dict[str, Any]) -> TextTask:
     """Several tasks of conversations as one, `name` being theirs, joined by commas: equal shares of their questions.
 
-    `options` are for all, or for one: `calculator.high=99`. An example has the columns `task` and `turns` of its own
-    task. Raises UserError for one task, a task twice, a task without conversations, and as `make` does.
+    `options` are for all, or for one: `calculator.high=99`. An example has the columns `task` and `OWN` of its
+    own task. Raises UserError for one task, a task twice, a task without conversations, and as `make` does.
     """
     names = [one.strip() for one in name.split(",")]
     if len(names) != len(set(names)) or not all(names) or len(names) < 2:
@@ -102,7 +122,7 @@ def mix(name: str, make: Callable[..., TextTask], options: dict[str, Any]) -> Te
         count = min(len(examples(task)) for task in tasks)
         drawn = [random.Random(f"mix {count}").sample(examples(task), count) for task in tasks]
         return [
-            dataclasses.replace(example, columns={**example.columns, "task": one, "turns": task.turns})
+            dataclasses.replace(example, columns={**example.columns, "task": one, **{n: getattr(task, n) for n in OWN}})
             for row in zip(*drawn, strict=True)  # in turn, so that the first ones are of all tasks
             for one, task, example in zip(names, tasks, row, strict=True)
         ]

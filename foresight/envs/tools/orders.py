@@ -26,6 +26,7 @@ class Orders:
         "returned for 30 days. 6. A final sale is never returned. 7. A return needs the reason that the customer gives."
         " 8. What is not allowed is refused. End with: done, or: refused."
     )
+    turns = 10
 
     def __init__(self) -> None:
         self._orders: dict[int, dict[str, Any]] = {}
@@ -59,16 +60,19 @@ class Orders:
         sale = "final sale" if order["final"] else "regular sale"
         return f"owner {order['owner']}, {order['state']}, {order['days']} days, {sale}"
 
+    @tool.writes
     def cancel_order(self, number: int) -> str:
         """Cancel an order."""
         self._orders[number]["state"] = "canceled"
         return "canceled"
 
+    @tool.writes
     def return_order(self, number: int, reason: str) -> str:
         """Take an order back, for a reason."""
         self._orders[number] |= {"state": "returned", "reason": reason}
         return "returned"
 
+    @tool.writes
     def add_note(self, number: int, text: str) -> str:
         """Add a note to an order, which changes nothing else."""
         self._orders[number].setdefault("notes", []).append(text)

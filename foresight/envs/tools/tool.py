@@ -15,6 +15,7 @@ import re
 import threading
 import typing
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from foresight.errors import UserError
@@ -79,6 +80,7 @@ class Call:
 
 Approve = Callable[[Tool, dict[str, Any]], bool]  # whether a tool that writes may run with these arguments
 Written = typing.TypeVar("Written", bound=Callable[..., Any])
+Returned = typing.TypeVar("Returned")
 
 
 def writes(function: Written) -> Written:
@@ -150,18 +152,27 @@ def execute(
     tool = next(one for one in tools if one.name == call.name)
     if tool.writes and approve is not None and not approve(tool, call.arguments):
         return "error: this call was not approved, and nothing was changed", False
-    found: list[tuple[str, bool]] = []
+    found = within(seconds, lambda: shown(tool.run(**call.arguments)))
+    if not found.done():
+        return f"error: the tool did not answer within {seconds:g} seconds", False
+    error = found.exception()  # whatever a tool raises, the model reads, and the episode continues
+    return (found.result(), True) if error is None else (f"error: {type(error).__name__}: {_message(error)}", False)
+
+
+def within(seconds: float, call: Callable[[], Returned]) -> Future[Returned]:
+    """A call in a thread, which is done unless it takes longer than `seconds`: then it is left behind."""
+    found: Future[Returned] = Future()
 
     def run() -> None:
         try:
-            found.append((shown(tool.run(**call.arguments)), True))
-        except BaseException as error:  # whatever a tool raises, the model reads, and the episode continues
-            found.append((f"error: {type(error).__name__}: {_message(error)}", False))
+            found.set_result(call())
+        except BaseException as error:
+            found.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
-    return found[0] if found else (f"error: the tool did not answer within {seconds:g} seconds", False)
+    thread.join(min(seconds, threading.TIMEOUT_MAX))
+    return found
 
 
 def shown(value: object) -> str:
@@ -239,6 +250,8 @@ def _no_schema(schema: Any) -> str:
         for kind in kinds:
             if kind not in (*TYPES, "null"):
                 return f"its property '{name}' has the type {_brief(kind)}"
+        if isinstance(rule, dict) and not isinstance(rule.get("enum", []), list):
+            return f"its property '{name}' has the enum {_brief(rule['enum'])}, which is no list"
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return f"its required names are {_brief(required)}"

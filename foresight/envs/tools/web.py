@@ -107,7 +107,7 @@ class Web:
         self._page: Any = None
         self._utterance: str | None = None  # of another episode, in the control
         self.view = View("", ())
-        self._failed, self._ended = 0, False
+        self.failed, self._ended = 0, False
 
     @staticmethod
     def questions(pages: str = "ten", size: int = 1_200, seed: int = 0, shuffled: bool = False) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ class Web:
             check(self.view, action)
             self.view = self._do(action)
         except ValueError as error:
-            self._failed += 1
+            self.failed += 1
             return Reply({"role": "user", "content": f"error: {tool.shown(error)}"})
         if self.view.done:
             self.close()
@@ -156,7 +156,7 @@ class Web:
     def parts(self) -> dict[str, float]:
         """`outcome`: the raw reward of the page, at least 0; the same as `outcome/PAGE`."""
         outcome = max(self.view.reward, 0.0)
-        return {"outcome": outcome, f"outcome/{self._row['page']}": outcome, "failed_actions": float(self._failed)}
+        return {"outcome": outcome, f"outcome/{self._row['page']}": outcome, "failed_actions": float(self.failed)}
 
     def script(self, messages: list[dict[str, str]]) -> str:
         """A demonstration: what the page's oracle does next. Raises UserError for a page without one."""

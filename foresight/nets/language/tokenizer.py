@@ -17,6 +17,7 @@ def apply_chat_template(
 ) -> Any:
     """The tokenizer's `apply_chat_template`, with `options`, of a conversation and the tools offered in it.
 
+    Where the template rejects a system prompt (Gemma's, Mistral's first), the user's first message begins with it.
     Raises UserError if the template rejects the conversation or ignores the tools.
     """
     from jinja2 import TemplateError
@@ -30,10 +31,14 @@ def apply_chat_template(
             )
         return rendered
     except TemplateError as error:
+        if [message["role"] for message in messages[:2]] == ["system", "user"]:
+            system, user = messages[:2]
+            first = {**user, "content": f"{system['content']}\n\n{user['content']}"}
+            return apply_chat_template(tokenizer, [first, *messages[2:]], tools, **options)
         roles = ", ".join(message["role"] for message in messages)
         raise UserError(
             f"The chat template of the model rejects a conversation of {roles} ({error}): use only roles that it "
-            "accepts, or give the tokenizer another template."
+            "accepts, or give the tokenizer another template, such as that of SmolLM2 or Qwen2.5."
         ) from error
 
 

@@ -172,7 +172,7 @@ class Collector:
             if left[place] or self._closed:
                 return
             found = dialogue.gather(rows[place * group : (place + 1) * group], group)
-            one = Group(rollout.of_dialogues([examples[place]], found), version, monotonic() - began)
+            one = Group(rollout.of_dialogues(task, [examples[place]], found), version, monotonic() - began)
             with self._changed:
                 self._groups[first + place] = one
                 self.window.finished.add(first + place)

@@ -6,10 +6,10 @@ tokenized again, and what was trained on is what was sampled. Tokens of the envi
 (`TokenBatch.own`): they are in no loss, and advantages pass over them without discount. They are data: a special token
 in them is written with other brackets, so that an environment cannot end its message or begin a turn of the model.
 
-Conversations never wait for one another: each has a slot of the batch that is decoded, with its keys and values, from
-its first turn to its last, and reads at once what the environment writes.
-An environment that is `slow` answers in a thread, and its slot rests meanwhile. A conversation that ends gives its slot
-to the next one. With a server, each conversation sends its own requests. Only models that cannot share prefixes, and
+Conversations do not wait for one another's tokens: each has a slot of the batch that is decoded, with its keys and
+values, from its first turn to its last, and reads at once what the environment writes. An environment that is `slow`
+answers in a thread, and only its own slot rests; for any other, all wait. A conversation that ends gives its slot to
+the next one. With a server, each conversation sends its own requests. Only models that cannot share prefixes, and
 sampling in several processes, take turns in rounds.
 
 A turn may begin the conversations of sub-agents (`envs.tools.episode.TeamEpisode`), which are rows of the same batch.
@@ -33,7 +33,7 @@ from torch import Tensor
 from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
-from foresight.envs.tools.episode import Episode, Reply, TeamEpisode, close
+from foresight.envs.tools.episode import Episode, Reply, TeamEpisode, close, graded, in_time
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.packed import PACK, packed
@@ -68,13 +68,15 @@ class Dialogue:
     seconds: list[float] = dataclasses.field(default_factory=list)  # of each turn: writing it, and its answer
     clock: float = 0.0  # when the present turn began
     over: bool = False  # the environment ended it
-    cut: bool = False  # a limit ended it: of tokens, of turns, or of the context
+    cut: bool = False  # a limit ended it: of tokens, of turns, of the context, or of seconds
     path: tuple[int, ...] = ()  # its number and, of a sub-agent, before it the path of the one that delegated
     draws: list[float] = dataclasses.field(default_factory=list)  # in [0, 1): one decides a token
     parent: Dialogue | None = None
     members: list[Dialogue] = dataclasses.field(default_factory=list)  # its sub-agents
     waiting: int = 0  # sub-agents that have not ended
     sampled: int = 0  # tokens that the model wrote
+    left: float = math.inf  # seconds of its environment
+    late: bool = False  # the environment took longer
 
     @property
     def done(self) -> bool:
@@ -115,9 +117,10 @@ def converse(
 ) -> Dialogues:
     """`group` conversations about each example; a turn has at most `max_new_tokens` tokens, temperature 0 is greedy.
 
-    Besides the parts of the episodes, `turns` is the number of the model's turns. A conversation that a limit ends
-    keeps the outcome that its environment gives it then. Raises UserError for a model without a chat template, and
-    for a first prompt that does not fit into the context.
+    Besides the parts of the episodes, `turns` is the number of the model's turns, and with a limit of seconds `late` is
+    1 where the environment took longer: its outcome is 0. A conversation that another limit ends keeps the outcome that
+    its environment gives it then. Raises UserError for a model without a chat template, and for a first prompt that
+    does not fit into the context; LostError for an environment whose reward is none, or that does not begin in time.
     """
     rows = begin(policy, task, examples, group)
     settings = group, max_new_tokens, temperature, generator
@@ -138,15 +141,19 @@ def begin(policy: LanguageModel, task: TextTask, examples: Sequence[Example], gr
         raise UserError(f"'{task.name}' has no environment to converse with.")
     if policy.tokenizer.chat_template is None:
         raise UserError(
-            "A conversation needs a chat template, which this model does not have: choose one that has one."
+            "A conversation needs a chat template, which this model does not have: choose one that has one, such as "
+            "smollm2."
         )
     rows = list[Dialogue]()
     for example in examples:
-        episodes = [task.episode(example) for _ in range(group)]
-        opening, limit = episodes[0].messages(), example.columns.get("turns", task.turns)
+        limit, seconds = (example.columns.get(name, getattr(task, name)) for name in ("turns", "episode_seconds"))
+        start = functools.partial(in_time, seconds, task.name)
+        episodes = [start(functools.partial(task.episode, example)) for _ in range(group)]
+        opening = start(episodes[0].messages)
         prompt = policy.encode([as_data(policy, message) for message in opening])
         for episode in episodes:
-            rows.append(Dialogue(episode, list(prompt), messages=list(opening), limit=limit, path=(len(rows),)))
+            path = (len(rows),)
+            rows.append(Dialogue(episode, list(prompt), messages=list(opening), limit=limit, path=path, left=seconds))
     return rows
 
 
@@ -266,6 +273,7 @@ def _requests(
     def hold(row: Dialogue, seed: int) -> None:
         own = torch.Generator().manual_seed(seed)
         while not row.done:
+            row.clock = row.clock or time.monotonic()
             prompt, room = [row.prompt + row.tokens], row.room(policy.context, max_new_tokens)
             batch = policy.completer(prompt, 1, room, temperature, own, stop=task.stop)
             with lock:
@@ -299,6 +307,8 @@ def _rounds(
             few = [row for row in live if row.room(policy.context, max_new_tokens) == room]
             count = group if first and len(few) == len(rows) else 1  # these share the computation of their prompt
             prompts = [row.prompt + row.tokens for row in few[::count]]
+            for row in few:
+                row.clock = row.clock or time.monotonic()
             batch = sampler(prompts, count, room, temperature, generator, stop=task.stop)
             for number, row in enumerate(few):
                 _add(row, batch, number)
@@ -348,7 +358,9 @@ def _end_turn(policy: LanguageModel, row: Dialogue, stopped: bool, max_new_token
     if not stopped:
         row.cut = True
         return
-    reply = row.episode.turn(text)
+    reply = _ask(row, lambda: row.episode.turn(text))
+    if row.late:
+        return
     if not reply.members:
         _answer(policy, row, reply, max_new_tokens, held)
         return
@@ -358,7 +370,7 @@ def _end_turn(policy: LanguageModel, row: Dialogue, stopped: bool, max_new_token
         with held:
             prompt = policy.encode([as_data(policy, message) for message in opening])
         path = (*row.path, number)
-        one = Dialogue(episode, prompt, messages=list(opening), limit=row.limit, path=path, parent=row)
+        one = Dialogue(episode, prompt, messages=list(opening), limit=row.limit, path=path, parent=row, left=row.left)
         one.cut = one.room(policy.context, max_new_tokens) < 1
         row.members.append(one)
     row.waiting = sum(not one.done for one in row.members[first:])
@@ -391,7 +403,29 @@ def follow(
 def join(policy: LanguageModel, row: Dialogue, max_new_tokens: int, lock: threading.Lock | None = None) -> None:
     """Add the answers of the sub-agents to the conversation that waited for them, in place."""
     row.waiting = 0
-    _answer(policy, row, cast(TeamEpisode, row.episode).joined(), max_new_tokens, lock or threading.Lock())
+    reply = _ask(row, cast(TeamEpisode, row.episode).joined)
+    if not row.late:
+        _answer(policy, row, reply, max_new_tokens, lock or threading.Lock())
+
+
+def _ask(row: Dialogue, call: Callable[[], Any]) -> Any:
+    """What the environment returns. One that takes longer than the seconds that are left is `late`, and left behind."""
+    if row.left == math.inf:
+        return call()
+    began = time.monotonic()
+    found = tool.within(max(row.left, 0.0), call)
+    row.left -= time.monotonic() - began
+    if found.done():
+        return found.result()
+    row.late = row.cut = True
+    return None
+
+
+def _parts(row: Dialogue) -> dict[str, float]:
+    """The reward of a finished conversation by part: an outcome of 0 where the environment is late."""
+    parts = None if row.late else _ask(row, lambda: graded(row.episode))
+    late = {} if row.left == math.inf else {"late": float(row.late)}
+    return {**(parts or {"outcome": 0.0}), "turns": float(row.turns), **late}
 
 
 def _answer(policy: LanguageModel, row: Dialogue, reply: Reply, max_new_tokens: int, lock: threading.Lock) -> None:
@@ -427,7 +461,7 @@ def document(row: Dialogue) -> dict[str, Any]:
         "tokens": row.sampled,
         "read": len(row.prompt) + len(row.tokens) - row.sampled,
         "ended": row.over,
-        "parts": {**row.episode.parts(), "turns": float(row.turns)},
+        "parts": _parts(row),
         "members": [document(one) for one in row.members],
     }
 
@@ -481,9 +515,9 @@ def gather(rows: Sequence[Dialogue], group: int) -> Dialogues:
         prompts, lengths, tokens.view(shape), length.view(shape[:2]), logprob.view(shape),
         torch.tensor([row.over for row in rows]).view(shape[:2]), own=own.view(shape),
     )  # fmt: skip
-    measured = [{**row.episode.parts(), "turns": float(row.turns)} for row in rows]
+    measured = [_parts(row) for row in rows]
     for row in rows:
-        close(row.episode)
+        _ask(row, functools.partial(close, row.episode))
     names = dict.fromkeys(name for one in measured for name in one)
     parts = {name: [one.get(name, math.nan) for one in measured] for name in names}
     turns = [list(zip(row.failed, row.seconds, strict=True)) for row in rows]

@@ -257,7 +257,7 @@ def sample_groups(
     examples = draw(task, prompts, generator, progress)
     if task.episode is not None:
         found = converse(policy, task, examples, group, max_new_tokens, temperature, generator)
-        return of_dialogues(examples, found)
+        return of_dialogues(task, examples, found)
     repeated = [example for example in examples for _ in range(group)]
     batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
     answers = texts(policy, batch)
@@ -277,8 +277,11 @@ def draw(task: TextTask, prompts: int, generator: torch.Generator, progress: flo
     return [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
 
 
-def of_dialogues(examples: Sequence[Example], found: Dialogues) -> TextRollout:
-    """Finished conversations about examples as a rollout; with several tasks, `outcome/TASK` is each one's."""
+def of_dialogues(task: TextTask, examples: Sequence[Example], found: Dialogues) -> TextRollout:
+    """Finished conversations about examples as a rollout; with several tasks, `outcome/TASK` is each one's.
+
+    With `weights` of a task, the reward is the weighted sum of these parts, each of which is measured as `reward_PART`.
+    """
     shape = found.batch.length.shape
     measures = {name: torch.tensor(values).view(shape) for name, values in found.parts.items()}
     for p, example in enumerate(examples):
@@ -287,6 +290,14 @@ def of_dialogues(examples: Sequence[Example], found: Dialogues) -> TextRollout:
             own[p] = measures["outcome"][p]
     rewards = measures.get("reward", measures["outcome"])  # less a cost, where an episode has one
     rewards = torch.where(rewards.isnan(), measures["outcome"], rewards)
+    failed, seconds = ([sum(turn[i] for turn in turns) for turns in found.turns] for i in (0, 1))
+    known = {"process": torch.tensor(failed).view(shape).float(), "time": torch.tensor(seconds).view(shape)}
+    known["outcome"] = measures["outcome"]
+    for p, example in enumerate(examples):
+        if weights := example.columns.get("weights", task.weights):
+            rewards[p] = sum(weight * known[part][p] for part, weight in weights.items())
+            for part in weights:
+                measures.setdefault(f"reward_{part}", torch.full(shape, math.nan))[p] = known[part][p]
     return TextRollout(list(examples), found.batch, found.texts, rewards, measures, found.transcripts, found.turns)
 
 

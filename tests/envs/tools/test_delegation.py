@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -109,6 +110,29 @@ def test_without_delegation_a_team_is_one_agent(monkeypatch: pytest.MonkeyPatch)
     alone = converse(policy, task(depth=0))
     assert team.texts == alone.texts and torch.equal(team.batch.completion, alone.batch.completion)
     assert max(team.parts["members"]) == 0
+
+
+class Whole(Delegation):
+    """Whatever the model writes in its first turn, the manager gives its whole chain to one sub-agent."""
+
+    def turn(self, text: str) -> Any:
+        return super().turn("?a-d" if self.depth and not self.members else text)
+
+
+@sabotaged_by(
+    "foresight.envs.tools.delegation.Delegation._slices",
+    lambda real: lambda self, text: [(a, b - 1) for a, b in real(self, text)],
+)
+def test_one_sub_agent_with_the_whole_chain_is_one_agent() -> None:
+    policy, what, one = model(), task(), task(depth=0)
+    policy.stop_ids = list(range(0, 40, 3))  # so that no turn is cut
+    whole = dataclasses.replace(what, episode=lambda example: Whole(**example.columns["row"]))
+    team, alone = (dialogue.converse(policy, each, each.train, 1, 12, 0.0) for each in (whole, one))
+    assert team.parts["members"] == [1.0, 1.0, 1.0] and max(row.sampled for row in alone.rows) > 1
+    for manager, agent in zip(team.rows, alone.rows, strict=True):
+        (member,) = manager.members
+        assert (member.prompt, member.tokens) == (agent.prompt, agent.tokens)
+        assert member.episode.answer == agent.episode.answer and member.over
 
 
 def test_scripts_answer_and_split_half_of_the_chains() -> None:

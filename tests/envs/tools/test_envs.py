@@ -156,6 +156,26 @@ def test_a_gymnasium_environment_with_texts_is_a_task() -> None:
     assert episode.parts() == {"outcome": 1.0, "failed_actions": 1.0}
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_an_environment_of_another_library_may_be_slow(given: bool) -> None:
+    """By an argument, or by an attribute of its own."""
+
+    class Slow(Theirs):
+        slow = True
+
+    class SlowGuess(Guess):
+        slow = True
+
+    rows = [{"prompt": f"Double {x}.", "x": x} for x in range(8)]
+    made = adapters.trl(Theirs if given else Slow, rows, slow=given)
+    game = adapters.gymnasium(lambda seed: Guess() if given else SlowGuess(), 9, slow=given)
+    for env in (made, game):
+        task = make.make("slow", env, held_out=2)
+        assert task.episode(task.train[0]).slow is True
+    quick = make.make("quick", adapters.trl(Theirs, rows), held_out=2)
+    assert quick.episode(quick.train[0]).slow is False
+
+
 def test_babyai_in_words() -> None:
     task = make_env("babyai", "text", size=10)
     assert task.turns == 64

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foresight.envs.make import make as make_env
+from foresight.envs.text.task import Example
 from foresight.envs.tools import calculator, make, orders, tool
-from foresight.envs.tools.episode import Toolbox
-from foresight.errors import UserError
+from foresight.envs.tools.episode import Toolbox, graded
+from foresight.errors import LostError, UserError
+from foresight.runtime import catalog
 from tests.sabotage import sabotaged_by
 
+ROOT = Path(__file__).parents[3]
 OWN = '''
 class Doubling:
     """Double a number."""
@@ -140,6 +145,23 @@ def test_demonstrations_without_rules_use_the_tools_and_tell_no_rule() -> None:
     assert right / len(ruled.train) < 0.25  # by luck: it acts and reports at random
 
 
+def test_the_desk_has_ten_turns_and_asks_before_it_writes() -> None:
+    task = make_env("orders", "text", size=200)
+    assert task.turns == 10
+    assert [one.name for one in task.episode(task.train[0]).tools if one.writes] == [
+        "add_note", "cancel_order", "return_order",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "preset", "turns"), [
+    ("sft", "smollm2-orders", 6), ("sft", "smollm2-orders-tools", 6), ("grpo", "smollm2-orders", 4),
+])  # fmt: skip
+def test_presets_of_the_desk_have_the_turns_of_their_results(name: str, preset: str, turns: int) -> None:
+    result = json.loads((ROOT / "results" / f"{name}-{preset}.json").read_text())
+    options = catalog.presets(name)[preset]["env_options"]
+    assert options == result["settings"]["env_options"] == {"turns": turns}
+
+
 def test_episodes_of_one_question_do_not_share_a_database() -> None:
     task = make_env("orders", "text", size=200)
     first, second = task.episode(task.train[0]), task.episode(task.train[0])
@@ -168,8 +190,11 @@ def test_an_environment_of_a_user(tmp_path: Path) -> None:
         ("nowhere.py:Doubling", {}, "no file"),
         ("mine.py:Doubling", {"sice": 3}, "no option 'sice'"),
         ("mine.py:Doubling", {"turns": 0}, "turns"),
+        ("mine.py:Doubling", {"episode_seconds": 0}, "episode_seconds must be more than 0"),
         ("calculator", {"low": 1, "high": 3}, "Lower size"),
         ("calculator", {"trace": True}, "no trace"),
+        ("calculator", {"rewards": {"correct": 1}}, "Unknown part of a reward 'correct'.*outcome, process, time"),
+        ("calculator", {"rewards": "outcome"}, "give each part its weight, as in rewards={outcome: 1, process: -0.1}"),
         ("calculator", {"without": ["calculator"]}, "calculate"),
     ],
 )
@@ -182,6 +207,42 @@ def test_mistakes_get_a_sentence(
         make_env(place, "text", **options)
 
 
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ("1 / 0", "Doubling raised ZeroDivisionError: division by zero"),
+        ("exit(3)", "Doubling raised SystemExit"),
+        ("None", "Doubling is {'outcome': None.*return a number from 0 to 1"),
+        ("'good'", "Doubling is .*'good'"),
+        ("float('inf')", "Doubling is .*inf"),
+        ("{'found': 1.0}", "of which one is the 'outcome'"),
+        ("{'outcome': 1.0, 'found': [1]}", r"Doubling is .*'found': \[1\]"),
+    ],
+)
+def test_a_reward_that_is_none_names_its_class(tmp_path: Path, reward: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text(OWN.replace("float(answer == str(2 * self.x))", reward))
+    episode = make_env(f"{tmp_path / 'mine.py'}:Doubling", "text").episode(Example("", columns={"row": {"x": 3}}))
+    episode.turn("6")
+    with pytest.raises(LostError, match=f"The reward of {words}" if words.startswith("D") else words):
+        graded(episode)
+
+
+def test_a_reward_may_be_any_number_and_not_be_scored(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        OWN.replace("float(answer ==", "{'outcome': answer == '6', 'x': float('nan')} or (")
+    )
+    episode = make_env(f"{tmp_path / 'mine.py'}:Doubling", "text").episode(Example("", columns={"row": {"x": 3}}))
+    episode.turn("6")
+    parts = graded(episode)
+    assert parts["outcome"] == 1.0 and parts["x"] != parts["x"]
+
+
+def test_a_reset_that_never_ends_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN.replace('self.x = row["x"]', "import time; time.sleep(9)"))
+    with pytest.raises(LostError, match=r"Doubling' did not begin within 0\.05 seconds"):
+        make_env(f"{tmp_path / 'mine.py'}:Doubling", "text", episode_seconds=0.05)
+
+
 def test_a_class_without_tools_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN.replace("def double", "def _double"))
     task = make_env(f"{tmp_path / 'mine.py'}:Doubling", "text")
@@ -191,11 +252,17 @@ def test_a_class_without_tools_is_refused(tmp_path: Path) -> None:
 
 @sabotaged_by("foresight.envs.tools.make.mix", lambda real: lambda *a: _limited(real(*a)))
 def test_several_tasks_are_trained_on_in_equal_shares_with_their_own_environments() -> None:
-    options = {"held_out": 5, "calculator.high": 200, "notebook.turns": 3}
+    options = {"held_out": 5, "calculator.high": 200, "notebook.turns": 3, "notebook.episode_seconds": 9.0}
+    options |= {"rewards": {"outcome": 1, "process": -0.1}, "notebook.rewards": {"outcome": 2}}
     both = make_env("calculator,notebook", "text", **options)
+    weights = {example.columns["task"]: example.columns["weights"] for example in both.train}
+    assert weights == {"calculator": {"outcome": 1.0, "process": -0.1}, "notebook": {"outcome": 2.0}}
     names = [example.columns["task"] for example in both.train]
     assert names[:4] == ["calculator", "notebook"] * 2 and names.count("calculator") == names.count("notebook") == 1195
     assert {(e.columns["task"], e.columns["turns"]) for e in both.test} == {("calculator", 6), ("notebook", 3)}
+    assert {(e.columns["task"], e.columns["episode_seconds"]) for e in both.test} == {
+        ("calculator", math.inf), ("notebook", 9.0),
+    }  # fmt: skip
     assert both.turns == 6 and both.episode is not None
     made = [type(both.episode(example).env).__name__ for example in both.train[:2]]
     assert made == ["Calculator", "Notebook"]

@@ -5,6 +5,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foresight.envs.tools import tool
 from foresight.errors import UserError
@@ -172,7 +174,13 @@ def test_a_tool_that_writes_needs_approval() -> None:
         ({"properties": []}, "its properties are"),
         ({"properties": {"x": 3}}, "property 'x'"),
         ({"properties": {"x": {"type": "int"}}}, 'the type "int"'),
+        ({"properties": {"x": {"type": {"a": 1}}}}, "property 'x'"),
+        ({"properties": {"x": {"type": [["integer"]]}}}, 'the type \\["integer"\\]'),
+        ({"properties": {"x": {"enum": 5}}}, "the enum 5"),
+        ({"properties": {"x": {"enum": None}}}, "the enum null"),
+        ({"properties": None}, "its properties are"),
         ({"required": "x"}, "required names"),
+        ({"required": [["x"]]}, "required names"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(schema: Any, words: str) -> None:
@@ -180,6 +188,24 @@ def test_a_schema_that_is_none_is_refused(schema: Any, words: str) -> None:
         tool.Tool("t", "", schema, lambda: None)
     with pytest.raises(UserError, match="no name of a tool"):
         tool.Tool("a b", "", {"type": "object"}, lambda: None)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from(["x", "integer", "object"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["x", "type", "enum"]), inner),
+    max_leaves=6,
+)
+RULES = st.fixed_dictionaries({}, optional={"type": JSON, "enum": JSON})
+
+
+@given(st.fixed_dictionaries({"x": RULES | JSON}) | JSON, JSON)
+def test_whatever_schema_a_model_writes_is_refused_or_checks_any_arguments(properties: Any, value: Any) -> None:
+    schema = {"properties": properties}
+    try:
+        tool.Tool("t", "", schema, lambda: None)
+    except UserError:
+        return
+    assert isinstance(tool.mismatch(schema, {"x": value}), str)
 
 
 def test_schemas_of_others_may_have_several_types_and_more_names() -> None:

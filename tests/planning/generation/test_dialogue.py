@@ -3,20 +3,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import time
 from typing import Any
 
 import pytest
 import torch
 
-from foresight.algorithms.language import grpo
+from foresight.algorithms.language import dapo, dr_grpo, grpo, gspo, rloo
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.episode import Reply
-from foresight.errors import UserError
+from foresight.errors import LostError, UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import decoding, dialogue, rollout
+from foresight.training import corpus
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
-from tests.tiny_conversations import Concurrent, conversational, model, task
+from tests.tiny_conversations import TEMPLATE, Concurrent, Echo, conversational, model, task
 
 
 def converse(policy: LanguageModel, what: TextTask, group: int = 2, tokens: int = 4, temperature: float = 1.0) -> Any:
@@ -117,6 +119,41 @@ def test_tokens_of_the_environment_have_no_gradient() -> None:
     assert first == second
 
 
+@sabotaged_by(
+    "foresight.planning.generation.dialogue.gather", lambda real: lambda rows, group: _all_own(real(rows, group))
+)
+@pytest.mark.parametrize("module", [dr_grpo, dapo, gspo, rloo])
+def test_every_variant_trains_on_conversations_and_there_on_what_the_model_wrote(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = module.build(
+        module.Config(model=tiny_language.folder(), steps=1, prompts=3, group=4, max_new_tokens=12, learning_rate=0.01)
+    )
+    conversational(state.policy)
+    real, gradients = LanguageModel.logprob, list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def logprob(self: LanguageModel, batch: Any, temperature: float) -> Any:
+        found, entropy = real(self, batch, temperature)
+        if found.requires_grad:
+            found.register_hook(
+                lambda gradient: gradients.append((gradient[~written(batch)], gradient[written(batch)]))
+            )
+        return found, entropy
+
+    monkeypatch.setattr(LanguageModel, "logprob", logprob)
+    before = [weight.detach().clone() for weight in state.policy.parameters()]
+    ((_, metrics, _),) = module.train(state.config, task(), state)
+    assert metrics["turns"] > 1
+    assert any(not torch.equal(old, new) for old, new in zip(before, state.policy.parameters(), strict=True))
+    own, others = (torch.cat(parts) for parts in zip(*gradients, strict=True))
+    assert (own != 0).any() and len(others) > 0 and (others == 0).all()
+
+
+def written(batch: Any) -> torch.Tensor:
+    """The tokens of the environment: they were not sampled, and their log-probability is 0."""
+    return (batch.logprob == 0) & (torch.arange(batch.logprob.shape[-1]) < batch.length[..., None])
+
+
 def test_limits_end_a_conversation() -> None:
     policy = model()
     one = converse(policy, task(turns=5, most=1), tokens=30)
@@ -210,6 +247,56 @@ def _never_over(real: Any) -> Any:
     return cut
 
 
+class Stuck(Echo):
+    """Its environment waits at one point of the episode about the question 1."""
+
+    def __init__(self, question: str, point: str, slow: bool) -> None:
+        super().__init__(question, 2)
+        self.point, self.slow = point, slow
+        self._pass("begin")
+
+    def _pass(self, point: str) -> None:
+        if (self.question, self.point) == ("1", point) and self.left == 2 - (point == "parts") * 2:
+            time.sleep(1.5)
+
+    def turn(self, text: str) -> Reply:
+        self._pass("turn")
+        return super().turn(text)
+
+    def parts(self) -> dict[str, float]:
+        self._pass("parts")
+        return {"outcome": 0.5}
+
+
+def stuck(way: str, point: str) -> Any:
+    policy = model()
+    policy.stop_ids = list(range(len(tiny_language.CHARACTERS)))  # every token ends a turn
+    policy.completer = {"rounds": functools.partial(decoding.generate, policy), "requests": Concurrent(policy)}.get(way)
+    begin = lambda one: Stuck(str(one.prompt), point, way == "slow")  # noqa: E731
+    rows = [Example(str(i), columns={"episode_seconds": 0.05 if i == 1 else 60.0}) for i in range(3)]
+    return converse(policy, dataclasses.replace(task(), train=rows, episode=begin), group=1)
+
+
+@sabotaged_by("foresight.planning.generation.dialogue._ask", lambda real: lambda row, call: call())
+def test_an_episode_whose_environment_never_ends_is_cut() -> None:
+    found = stuck("at once", "turn")
+    assert found.parts == {"outcome": [0.5, 0.0, 0.5], "turns": [2.0, 1.0, 2.0], "late": [0.0, 1.0, 0.0]}
+    assert found.batch.stopped.flatten().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("way", "point"), [("slow", "turn"), ("rounds", "turn"), ("requests", "turn"), ("slow", "parts")]
+)
+def test_limits_of_seconds_hold_in_every_way(way: str, point: str) -> None:
+    found = stuck(way, point)
+    assert found.parts["late"] == [0, 1, 0] and found.parts["outcome"] == [0.5, 0, 0.5]
+
+
+def test_an_episode_that_does_not_begin_ends_the_run_with_a_sentence() -> None:
+    with pytest.raises(LostError, match=r"An episode of 'echo' did not begin within 0.05 seconds: raise"):
+        stuck("at once", "begin")
+
+
 @sabotaged_by("foresight.envs.tools.tool.escaped", lambda real: lambda text, marks=(): text)
 def test_what_an_environment_writes_is_no_special_token() -> None:
     policy = model()
@@ -218,11 +305,99 @@ def test_what_an_environment_writes_is_no_special_token() -> None:
     assert ends == 2  # of the template: after the model's turn, and after the message
 
 
+class Instructed(Echo):
+    """With a system prompt."""
+
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "system", "content": "be brief"}, *super().messages()]
+
+
+@sabotaged_by("foresight.nets.language.model.apply_chat_template", lambda real: lambda tokenizer, messages, *a, **b: (
+    real(tokenizer, [m for m in messages if m["role"] != "system"], *a, **b)
+))  # fmt: skip
+def test_a_template_that_rejects_system_prompts_has_them_in_the_first_message() -> None:
+    """As Gemma's and Mistral's first: users and assistants take turns."""
+    policy, what = model(), dataclasses.replace(task(), episode=lambda one: Instructed(str(one.prompt), 3))
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] != ['user', 'assistant'][loop.index0 % 2] %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + TEMPLATE
+    )
+    found = converse(policy, what, group=6, tokens=12)
+    assert max(found.parts["turns"]) > 1
+    prompt = policy.tokenizer.decode(found.batch.prompts()[0])
+    assert prompt.startswith("u be brief") and prompt.endswith("0<eos>a ") and "s be brief" not in prompt
+    mask = found.batch.mask
+    assert torch.allclose(policy.logprob(found.batch, 1.0)[0][mask], found.batch.logprob[mask], atol=1e-4)
+    imitated, _ = corpus.encode(policy, Instructed("0", 3).messages(), "brief")
+    assert imitated == found.batch.prompts()[0]
+
+
 def test_a_model_without_a_template_and_a_task_without_an_environment_are_refused() -> None:
     with pytest.raises(UserError, match="chat template"):
         converse(tiny_language.model(), task())
     with pytest.raises(UserError, match="no environment"):
         converse(model(), dataclasses.replace(task(), episode=None))
+
+
+@sabotaged_by("foresight.envs.tools.episode.graded", lambda real: lambda episode: episode.parts())
+def test_a_reward_without_an_outcome_is_no_nan() -> None:
+    class Unscored(Echo):
+        def parts(self) -> dict[str, float]:
+            return {} if self.question == "1" else super().parts()
+
+    what = dataclasses.replace(task(), episode=lambda one: Unscored(str(one.prompt), 1))
+    refused = False
+    try:
+        converse(model(), what)
+    except LostError as error:
+        refused = "The reward of Unscored is {}" in str(error)
+    assert refused
+
+
+class Failing(Echo):
+    """Every turn but the last fails."""
+
+    failed = 0
+
+    def turn(self, text: str) -> Reply:
+        self.failed += self.left > 1
+        return super().turn(text)
+
+
+def weighed(completer: Any = None) -> rollout.TextRollout:
+    policy, weights = model(), {"outcome": 2.0, "process": -0.1, "time": -0.01}
+    policy.completer = completer and completer(policy)
+    what = dataclasses.replace(task(), episode=lambda one: Failing(str(one.prompt), 3), weights=weights)
+    return rollout.sample_groups(policy, what, 3, 2, 12, 1.0, torch.Generator().manual_seed(1))
+
+
+@sabotaged_by("foresight.planning.generation.rollout.of_dialogues", lambda real: lambda task, *rest: (
+    real(dataclasses.replace(task, weights={**task.weights, "process": 0.5}), *rest)
+))  # fmt: skip
+def test_a_composite_reward_is_a_weighted_sum_of_outcome_process_and_time() -> None:
+    found = weighed()
+    parts = found.measures
+    assert torch.equal(parts["reward_outcome"], parts["outcome"])
+    assert torch.equal(parts["reward_process"], parts["turns"] - 1) and parts["turns"].max() == 3
+    rewards = 2 * parts["outcome"] - 0.1 * parts["reward_process"] - 0.01 * parts["reward_time"]
+    assert torch.allclose(found.rewards, rewards) and "reward_process" in found.metrics()
+
+
+@pytest.mark.parametrize("completer", [None, lambda policy: functools.partial(decoding.generate, policy), Concurrent])
+def test_the_time_of_an_episode_begins_with_its_first_turn(completer: Any) -> None:
+    found = weighed(completer)
+    seconds = torch.tensor([sum(second for _, second in turns) for turns in found.turns])
+    assert torch.allclose(found.measures["reward_time"].flatten(), seconds)
+    assert all(second > 0 for turns in found.turns for _, second in turns)
+
+
+def test_several_tasks_may_have_composite_rewards_of_their_own() -> None:
+    rows = [Example(str(i), columns={"task": "ab"[i % 2], "weights": [{"process": -1.0}, {}][i % 2]}) for i in range(4)]
+    what = dataclasses.replace(task(), train=rows, episode=lambda one: Failing(str(one.prompt), 3))
+    found = rollout.sample_groups(model(), what, 4, 2, 12, 1.0, torch.Generator().manual_seed(1))
+    for p, example in enumerate(found.examples):
+        own = -found.measures["reward_process"][p] if example.columns["weights"] else found.measures["outcome"][p]
+        assert torch.equal(found.rewards[p], own)
 
 
 def outcome(policy: LanguageModel, what: TextTask) -> float:
