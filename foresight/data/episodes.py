@@ -244,8 +244,9 @@ def table(episodes: Episodes, number: int) -> Any:
 
 
 def _storable(space: gs.Space[Any]) -> bool:
-    parts = space.spaces.values() if isinstance(space, gs.Dict) else [space]
-    return all(isinstance(part, gs.Discrete | gs.Box) for part in parts)
+    if isinstance(space, gs.Dict):  # a MultiBinary there is a mask
+        return all(isinstance(part, gs.Discrete | gs.Box | gs.MultiBinary) for part in space.spaces.values())
+    return isinstance(space, gs.Discrete | gs.Box)
 
 
 def _column(pyarrow: Any, values: Tree) -> Any:

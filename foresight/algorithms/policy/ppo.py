@@ -37,7 +37,7 @@ statistics change between iterations only, so the policy that acts is the one th
 
 With `policy`, a run of `vla`, the network is that policy with a value head on its features before the first action
 token, as RL4VLA has it (Liu et al. 2025, arXiv:2505.19789), without entropy bonus; the presets have three epochs, not
-one. An action is several tokens, and ρ_t is that of the whole action; with `ratio` "token" there is one ratio per token.
+one. An action is several tokens, and ρ_t is that of the whole action; with `ratio` "token" each token has one.
 In an environment that takes chunks of actions there is one for each action, or with "chunk" one for all of them. The
 first `critic_warmup` updates train the value head only (VLA-RL, arXiv:2505.18719).
 
@@ -50,12 +50,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from foresight import errors
+from foresight.data import trees
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
@@ -320,7 +321,8 @@ def train(
         state.reward_scaler.restart()
     obs, carry = env.reset(config.seed + state.step), None
     if isinstance(state.network, VLAActorCritic) and not state.step:
-        vla.require_one_path(state.network, obs)
+        greedy, seen = replace(state, config=replace(state.config, sample=False)), trees.to(obs, state.generator.device)
+        vla.require_one_path(state.network, seen, act(greedy, seen)[0])
     while state.step < config.steps:
         progress = state.step / config.steps
         batch, obs, carry = rollout(state, env, obs, carry)

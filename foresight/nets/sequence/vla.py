@@ -179,7 +179,7 @@ class VLA(nn.Module):
                 raise errors.unknown(kind, str(name), [str(one) for one in valid])
         spaces = dict(obs.spaces) if isinstance(obs, gs.Dict) else {}
         self.cameras = [name for name, part in spaces.items() if encoders.is_image(part)]
-        self.vectors = [name for name, part in spaces.items() if encoders.is_vector(part)]
+        self.vectors = [name for name, part in spaces.items() if encoders.is_vector(part) and name != CAMERA_MASK]
         if MISSION not in spaces or not (self.cameras or self.vectors):
             raise UserError(
                 f"A VLA needs dict observations with '{MISSION}' (bytes) and images or vectors, not {obs}. "
@@ -389,20 +389,24 @@ class VLAActorCritic(nn.Module):
 
 
 @torch.no_grad()
-def require_one_path(network: VLAActorCritic, obs: Tree) -> None:
+def require_one_path(network: VLA | VLAActorCritic, obs: Tree, greedy: Tensor | None = None) -> None:
     """Raise UserError unless acting on `obs` `[B, ...]` gives the log-probabilities of training on `[B, 1, ...]`.
 
-    A policy that is trained on another path than it acts on learns nothing, however good its curve.
+    Also unless `greedy` `[B, ...]`, if given, what an evaluation does there, is as likely as the likeliest action. A
+    policy that is trained on another path than it acts on learns nothing, however good its curve.
     """
-    acting, _ = network.step(obs)
-    training, _, _ = network.read(tree_map(lambda x: x.unsqueeze(1), obs))
+    steps = tree_map(lambda x: x.unsqueeze(1), obs)
+    acting = network(obs) if isinstance(network, VLA) else network.step(obs)[0]
+    training = network(steps) if isinstance(network, VLA) else network.read(steps)[0]
     action = acting.mode()
-    gap = (acting.token_logp(action) - training.token_logp(action.unsqueeze(1)).squeeze(1)).abs().max().item()
-    if not gap < 1e-4:
-        raise UserError(
-            f"The log-probabilities of acting differ by {gap:.2g} from those of training: is the network in training "
-            "mode? Call network.eval() before PPO."
-        )
+    before, after = acting.token_logp(action), training.token_logp(action.unsqueeze(1)).squeeze(1)
+    evaluated = before if greedy is None else training.token_logp(greedy.unsqueeze(1)).squeeze(1)
+    for what, logp in (("acting", before), ("the actions of evaluation", evaluated)):
+        if not (gap := (logp - after).abs().max().item()) < 1e-4:
+            raise UserError(
+                f"The log-probabilities of {what} differ by {gap:.2g} from those of training: is the network in "
+                "training mode? Call network.eval() first."
+            )
 
 
 def save(vla: VLA, folder: Path) -> Path:

@@ -11,6 +11,7 @@ import torch
 from foresight.algorithms.imitation import vla
 from foresight.algorithms.policy import ppo
 from foresight.errors import UserError
+from foresight.nets.sequence.vla import VLAActorCritic
 from foresight.training import offline
 from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, demonstrations, scene
 from tests.algorithms.small_runs import last
@@ -94,6 +95,27 @@ def test_first_updates_change_the_value_head_only(tmp_path: Path) -> None:
         assert first and all(name.startswith("value_head") for name in first)
         assert any(name.startswith("vla.blocks") for name in second)
         assert metrics["approx_kl"] == pytest.approx(0, abs=1e-6) and metrics["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("read", "log-probabilities of acting differ"),
+        ("act", "log-probabilities of the actions of evaluation differ"),
+    ],
+)
+def test_ppo_checks_its_paths_before_step_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
+) -> None:
+    config = dataclasses.replace(PPO, policy=weak(tmp_path))
+    read, act = VLAActorCritic.read, ppo.act
+    if broken == "read":  # it is trained on no picture
+        dark = lambda obs: {**obs, "image": 0 * obs["image"]}  # noqa: E731
+        monkeypatch.setattr(VLAActorCritic, "read", lambda self, obs, *rest: read(self, dark(obs), *rest))
+    else:  # it is evaluated by other actions
+        monkeypatch.setattr(ppo, "act", lambda state, obs, *rest: (2 - act(state, obs)[0], {}, None))
+    with pytest.raises(UserError, match=message):
+        next(ppo.train(config, Pointing()))
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

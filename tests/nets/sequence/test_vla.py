@@ -79,6 +79,18 @@ def test_a_missing_camera_changes_nothing_else() -> None:
     torch.testing.assert_close(alone({k: x for k, x in obs.items() if k != "wrist"}).tokens.logits[0], y[0])
 
 
+@sabotaged_by("foresight.nets.sequence.vla.attention_mask", _everything)
+@pytest.mark.parametrize("space", [gs.MultiBinary(2), gs.Box(0, 1, (2,), np.float32), gs.Box(0, 1, (2,), np.uint8)])
+def test_the_mask_of_cameras_is_no_state(space: gs.Space) -> None:
+    """Whatever its space, it hides cameras and changes no other token."""
+    net, plain, obs = network(gs.Dict({**OBS.spaces, vla.CAMERA_MASK: space})), network(), seen()
+    masked = {**obs, vla.CAMERA_MASK: torch.tensor([[1, 0], [1, 1]]).to(torch.from_numpy(space.sample()).dtype)}
+    assert net.vectors == [] and len(list(net.parameters())) == len(list(plain.parameters()))
+    torch.testing.assert_close(net(masked).tokens.logits, plain(masked).tokens.logits)
+    other = {**masked, "wrist": torch.where(torch.tensor([True, False])[:, None, None, None], 7, obs["wrist"])}
+    torch.testing.assert_close(net(other).tokens.logits, net(masked).tokens.logits)
+
+
 def test_padding_of_the_instruction_changes_nothing() -> None:
     net, obs = network(find=True), seen(1)
     wide = {**obs, vla.MISSION: torch.nn.functional.pad(obs[vla.MISSION], (0, 9))}
@@ -210,9 +222,12 @@ def test_acting_and_training_have_the_same_log_probabilities() -> None:
     net = vla.VLAActorCritic(network())
     torch.manual_seed(0)
     try:
-        vla.require_one_path(net, seen())
+        vla.require_one_path(net, seen(), net.policy(seen()).mode())
+        vla.require_one_path(net.vla, seen())
     except UserError as error:
         raise AssertionError(error) from error
+    with pytest.raises(UserError, match="of the actions of evaluation differ"):
+        vla.require_one_path(net, seen(), -net.policy(seen()).mode())
 
 
 def _down_first(original):
