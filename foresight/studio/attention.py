@@ -24,8 +24,10 @@ LONGEST = 160  # tokens of a text on the page: all links of all layers are sent
 KEPT = 4  # passes in memory
 MOST_CUTS = 64
 STEPS = 20
-ALGORITHMS = ("decision_transformer", "online_decision_transformer", "storm", "classifier")
-OPTIONS = {"memory": ("gtrxl", "transformer"), "images": ("vit", "swin")}
+ALGORITHMS = (
+    "decision_transformer", "online_decision_transformer", "trajectory_transformer", "vla", "storm", "classifier"
+)  # fmt: skip
+OPTIONS = {"memory": ("gtrxl", "transformer"), "images": ("vit", "swin"), "denoiser": ("transformer",)}
 
 
 class Readers:

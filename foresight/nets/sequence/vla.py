@@ -269,6 +269,17 @@ class VLA(nn.Module):
         """The distribution over actions."""
         return self.output(self.features(obs))
 
+    def tokens(self, obs: Tree) -> tuple[list[str], Tensor]:
+        """The names of the tokens of observations `[1, ...]`, and which of them are seen, `[P + K]` bool."""
+        names = [f"{name} {i}" for name in self.cameras for i in range(self.config.image_tokens)]
+        if self.finder is not None:
+            names.insert(self.config.image_tokens, "found")
+        names += [f"point {i}" for i in range(self.actions.points - 1 if self.pointer is not None else 0)]
+        said = bytes(obs[MISSION].flatten().tolist()).decode(errors="replace").replace("\0", " ").split(" ")
+        words = [word for word in said if word] or [""]
+        names += [*self.vectors, *words, "begin", *(f"action {i}" for i in range(len(self.places)))]
+        return names, F.pad(self._prefix(obs)[1][0], (0, len(self.places)), value=True)
+
     def finder_loss(self, obs: Tree) -> Tensor:
         """`Finder.loss` of the instructions and the first pictures of `obs`, or 0 without a finder or if blind."""
         if self.finder is None or self.config.blind is not None:
