@@ -136,16 +136,6 @@ def require_num_envs(env: Env, num_envs: int) -> None:
         raise UserError(f"num_envs is {num_envs}, but the environment has num_envs {env.num_envs}. Make them equal.")
 
 
-def encoded(words: str, size: int) -> NDArray[np.uint8]:
-    """An instruction as `size` UTF-8 bytes, padded with zeros. Raises UserError if it has more."""
-    text = words.encode()
-    if len(text) > size:
-        raise UserError(
-            f"The instruction '{words}' has {len(text)} bytes, but an observation has room for {size}: shorten it."
-        )
-    return np.frombuffer(text.ljust(size, b"\0"), np.uint8)
-
-
 def grouped(num_envs: int, group: int) -> int:
     """`group`, of environments in a row with equal episodes. Raises UserError if `num_envs` is no multiple of it."""
     if num_envs % group:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight import errors
+from foresight.data.text import encoded
 from foresight.data.trajectory import Tree
-from foresight.envs.base import Feedback, Frame, Spaces, encoded, grouped
+from foresight.envs.base import Feedback, Frame, Spaces, grouped
 from foresight.errors import UserError
 
 PREFIX = "BabyAI-"

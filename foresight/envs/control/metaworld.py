@@ -16,7 +16,8 @@ from gymnasium import spaces as gs
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.envs.base import Env, Spaces, encoded
+from foresight.data.text import encoded
+from foresight.envs.base import Env, Spaces
 from foresight.envs.control import engines, vector
 from foresight.errors import UserError
 

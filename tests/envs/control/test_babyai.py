@@ -140,7 +140,7 @@ def test_a_limit_cuts_without_a_termination() -> None:
     assert not torch.equal(feedback.obs["image"], feedback.final_obs["image"])
 
 
-@sabotaged_by("foresight.envs.base.encoded", lambda f: lambda words, size: f(words.encode()[:size].decode(), size))
+@sabotaged_by("foresight.data.text.encoded", lambda f: lambda words, size: f(words.encode()[:size].decode(), size))
 def test_an_instruction_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make("BabyAI-GoToLocal-v0", num_envs=1, camera=3)
     monkeypatch.setattr(babyai, "LETTERS", 12)
