@@ -13,7 +13,7 @@ from foresight.algorithms.policy import ppo
 from foresight.errors import UserError
 from foresight.nets.sequence.vla import VLAActorCritic
 from foresight.training import offline
-from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, demonstrations, scene
+from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, Touching, demonstrations, scene
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
 from tests.sabotage import flip_sign, sabotaged_by
@@ -50,6 +50,22 @@ def test_a_resumed_run_is_the_uninterrupted_one() -> None:
 @sabotaged_by("foresight.nets.sequence.action_tokens.Tokens.loss", flip_sign)
 def test_it_learns_what_neither_the_image_nor_the_words_tell_alone() -> None:
     assert accuracy(last(vla, dataclasses.replace(CONFIG, steps=120, sample=False), Pointing())) > 0.95
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.Flow.loss", flip_sign)
+def test_a_flow_learns_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action is a point whose side is the right one."""
+    seen = demonstrations()
+    side = torch.stack([0.25 + 0.5 * seen.action, torch.full((len(seen.action),), 0.5)], 1)
+    monkeypatch.setattr(offline, "read", lambda *_: dataclasses.replace(seen, action=side))
+    config = dataclasses.replace(CONFIG, steps=80, head="flow")
+    *_, (_, metrics, state) = vla.train(config, Touching(8))
+    obs, right = scene(torch.Generator().manual_seed(9), 200)
+    drawn, mode = (vla.act(dataclasses.replace(state, config=dataclasses.replace(config, sample=x)), obs)[0]
+                   for x in (True, False))  # fmt: skip
+    assert set(metrics) == {"loss"} and not torch.equal(drawn, mode)
+    for action in (drawn, mode):
+        assert ((action[:, 0] > 0.5) == right).float().mean() > 0.9 and (action[:, 1] - 0.5).abs().mean() < 0.15
 
 
 @pytest.mark.parametrize("blind", ["language", "image"])

@@ -107,6 +107,7 @@ def test_words_are_known_by_the_data() -> None:
     assert (y["go to"] - y["go up"]).abs().max() > 1e-3
 
 
+@sabotaged_by("foresight.nets.sequence.vla.attention_mask", _everything)
 @pytest.mark.parametrize(("blind", "hidden"), [("language", (vla.MISSION,)), ("image", ("front", "wrist"))])
 def test_a_blind_policy_does_not_see(blind: str, hidden: tuple[str, ...]) -> None:
     obs = seen(1)

@@ -16,6 +16,7 @@ from foresight.algorithms.imitation import diffusion_policy, vla
 from foresight.algorithms.policy import ppo
 from foresight.algorithms.sequence import classifier, decision_transformer, trajectory_transformer
 from foresight.algorithms.world import storm
+from foresight.envs.base import Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.sequence.attention import KnockOut
@@ -143,6 +144,21 @@ def test_the_network_that_acts_is_shown() -> None:
     except UserError as error:
         raise AssertionError(error) from error
     assert maps.weights[0][:, -1].std() > 1e-3  # zeros attend evenly
+
+
+def test_the_image_is_shown_instead_of_time() -> None:
+    """PPO with --images vit and a memory has both."""
+    env, spaces = Pointing(1), Spaces(Pointing.spaces.obs["image"], Pointing.spaces.action)
+    seen = env.reset(0)["image"]
+    feedback = SimpleNamespace(obs=seen, reward=torch.zeros(1), cut=torch.ones(1))
+    plain = SimpleNamespace(spaces=spaces, reset=lambda seed: seen, step=lambda action: feedback)
+    made = agent(ppo, "Pointing", ppo.Config(images="vit:16", memory="gtrxl", memory_layers=1), plain)
+    assert sources.of_run(made).tokens == ("t=0",)
+    maps = sources.of_run(made, images=True)
+    assert maps.tokens == ("class", "0,0", "0,1", "1,0", "1,1") and len(maps.weights) == 4
+    assert torch.equal(maps.image, seen[0].permute(2, 0, 1))
+    alone = sources.of_run(agent(ppo, "Pointing", ppo.Config(images="vit:16"), plain), images=True)
+    assert alone.tokens == maps.tokens and alone.effect([KnockOut(3, None, 0, 1)])["change"] > 1e-6
 
 
 def test_a_run_without_attention_is_refused() -> None:
