@@ -229,9 +229,9 @@ def _seen(folder: Path, info: Mapping[str, Any], table: Any, length: Tensor, obs
     if MISSION in obs.spaces:
         tasks = parquet.read_table(folder / "meta" / "tasks.parquet")
         (column,) = [name for name in tasks.column_names if name != "task_index"]  # pandas' index has several names
-        said = dict(zip(tasks["task_index"].to_pylist(), tasks[column].to_pylist(), strict=True))
+        texts = dict(zip(tasks["task_index"].to_pylist(), tasks[column].to_pylist(), strict=True))
         size = obs[MISSION].shape[0]  # type: ignore[index]
-        text = torch.from_numpy(np.stack([encoded(said.get(i, ""), size) for i in range(max(said) + 1)]))
+        text = torch.from_numpy(np.stack([encoded(texts.get(i, ""), size) for i in range(max(texts) + 1)]))
         found[MISSION] = text[torch.from_numpy(table["task_index"].to_numpy().astype(np.int64))]
     if cameras := _cameras(obs):
         files = sorted((folder / "meta" / "episodes").glob("*/*.parquet"))

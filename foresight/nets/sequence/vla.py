@@ -38,11 +38,12 @@ from foresight.nets.sequence import attention
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
 from foresight.nets.sequence.grounding import Finder, Pointer
 from foresight.nets.sequence.transformer import Block, TransformerConfig
-from foresight.nets.sequence.vit import NO_CACHE
+from foresight.nets.sequence.vit import NO_CACHE, ViT
 
 MISSION, CAMERA_MASK = "mission", "camera_mask"  # keys of a dict observation
 HEADS = ("bins", "flow", "point")
 BLIND = ("language", "image")
+IMAGES = ("convs", "vit")
 PRIME, BASE = 1021, 263  # of the hash of a word, a polynomial of its bytes
 FILES = ("policy.json", "policy.safetensors")
 
@@ -64,6 +65,7 @@ class Shape:
     blind: str | None = None  # one of BLIND: its tokens are masked
     points: int = 1  # with which an action begins, of head "point"
     find: bool = False  # one more token: where in the first picture is what the words name
+    images: str = "convs"  # one of IMAGES: what reads the patches
 
 
 class Features(NamedTuple):
@@ -137,6 +139,7 @@ class Eye(nn.Module):
     """Images `[N, C, H, W]` to `tokens` vectors `[N, tokens, dim]`, with the instruction's vector `[N, dim]`.
 
     The vectors are weighted means over the cells, which are returned too, row by row: `[N, cells, channels]`.
+    A convolution or a Vision Transformer reads the patches, before the convolutions that the instruction modulates.
     """
 
     def __init__(self, shape: tuple[int, int, int], config: Shape) -> None:
@@ -144,9 +147,13 @@ class Eye(nn.Module):
         depth, height, width = shape
         if config.patch > min(height, width):
             raise UserError(f"patch must be at most {min(height, width)} pixels, not {config.patch}. Use --patch.")
-        channels = config.channels
-        self.patches = nn.Conv2d(depth, channels, config.patch, config.patch)
-        self.position = nn.Parameter(0.02 * torch.randn(channels, height // config.patch, width // config.patch))
+        channels, self.vit = config.channels, None
+        if config.images == "vit":
+            whole = depth, height - height % config.patch, width - width % config.patch  # as a convolution reads them
+            self.vit = ViT(whole, None, config.patch, channels, config.layers, config.heads)
+        else:
+            self.patches = nn.Conv2d(depth, channels, config.patch, config.patch)
+            self.position = nn.Parameter(0.02 * torch.randn(channels, height // config.patch, width // config.patch))
         self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(config.film_layers))
         self.films = nn.ModuleList(nn.Linear(config.dim, 2 * channels) for _ in range(config.film_layers))
         for film in self.films:  # at first the convolutions do not depend on the instruction
@@ -157,7 +164,11 @@ class Eye(nn.Module):
 
     def forward(self, image: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors and the cells."""
-        x = torch.relu(self.patches(image) + self.position)
+        if self.vit is None:
+            x = torch.relu(self.patches(image) + self.position)
+        else:
+            tokens = self.vit(image[..., : self.vit.shape[1], : self.vit.shape[2]], every=True)[:, 1:]
+            x = tokens.transpose(1, 2).unflatten(2, (self.vit.rows, self.vit.columns))
         for filters, film in zip(self.convs, self.films, strict=True):
             scale, shift = film(words)[..., None, None].chunk(2, 1)
             x = x + torch.relu((1 + scale) * filters(x) + shift)
@@ -174,7 +185,9 @@ class VLA(nn.Module):
 
     def __init__(self, obs: gs.Space[Any], action: gs.Space[Any], config: Shape) -> None:
         super().__init__()
-        for kind, name, valid in (("head", config.head, HEADS), ("blind", config.blind, (None, *BLIND))):
+        for kind, name, valid in (
+            ("head", config.head, HEADS), ("blind", config.blind, (None, *BLIND)), ("images", config.images, IMAGES)
+        ):  # fmt: skip
             if name not in valid:
                 raise errors.unknown(kind, str(name), [str(one) for one in valid])
         spaces = dict(obs.spaces) if isinstance(obs, gs.Dict) else {}
@@ -275,8 +288,8 @@ class VLA(nn.Module):
         if self.finder is not None:
             names.insert(self.config.image_tokens, "found")
         names += [f"point {i}" for i in range(self.actions.points - 1 if self.pointer is not None else 0)]
-        said = bytes(obs[MISSION].flatten().tolist()).decode(errors="replace").replace("\0", " ").split(" ")
-        words = [word for word in said if word] or [""]
+        mission = bytes(obs[MISSION].flatten().tolist()).decode(errors="replace").replace("\0", " ")
+        words = [word for word in mission.split(" ") if word] or [""]
         names += [*self.vectors, *words, "begin", *(f"action {i}" for i in range(len(self.places)))]
         return names, F.pad(self._prefix(obs)[1][0], (0, len(self.places)), value=True)
 

@@ -111,7 +111,13 @@ def of_vla(net: VLA, obs: Tree, title: str = "") -> Maps:
     """
     names, seen = net.tokens(obs)
     tokens = net.config.head != "flow"
-    again = passes(net, (obs,), {}, lambda output: output.tokens.logits if tokens else output.hidden)
+    every = passes(net, (obs,), {}, lambda output: output.tokens.logits if tokens else output.hidden)
+    skipped = len(every(())[0]) - net.config.layers  # of Vision Transformers, which look first
+
+    def again(knock_outs: Sequence[KnockOut]) -> tuple[list[Tensor], Tensor]:
+        weights, output = every([one._replace(layer=one.layer + skipped) for one in knock_outs])
+        return weights[skipped:], output
+
     weights, output = again(())
     found = Maps(title or "VLA", tuple(names), tuple(weights), output, again)
     found = _only(found, seen.nonzero().flatten().tolist(), [x for x, real in zip(names, seen, strict=True) if real])
@@ -137,7 +143,7 @@ def of_run(agent: Agent, steps: int = 20, seed: int = 0, images: bool = False) -
         vla = net.vla if isinstance(net, VLAActorCritic) else net
         return of_vla(vla, tree_map(lambda x: x[:1], inputs[0]), title)
     if isinstance(net, TrajectoryTransformer):  # the last prompt; single tokens of the beam follow it
-        (x, *_), options = next(call for call in reversed(calls) if call[0][0].shape[1] > 1)
+        (x, *_), options = [call for call in calls if call[0][0].shape[1] > 1][-1]
         return _of_prompt(net, x[:1], options["mask"], title)
     if isinstance(net, ViT | Swin):
         images_ = inputs[0].reshape(-1, *inputs[0].shape[-3:])
@@ -155,7 +161,8 @@ def of_run(agent: Agent, steps: int = 20, seed: int = 0, images: bool = False) -
         return dataclasses.replace(found, probabilities=net.actions.discrete, names=lambda i: f"action {i}")
     if isinstance(net, DenoisingTransformer):
         chunk, _, seen = inputs
-        names = [f"obs t-{i}" if i else "obs t" for i in reversed(range(seen.shape[1]))]
+        past = seen.shape[1] - 1
+        names = [*(f"obs t-{past - i}" for i in range(past)), "obs t"]
         names = ["level", *names, *(f"action {i}" for i in range(chunk.shape[1]))]
         return dataclasses.replace(found, tokens=tuple(names))
     return _filled(found, options)
@@ -177,7 +184,7 @@ def _of_prompt(net: TrajectoryTransformer, x: Tensor, mask: Tensor | None, title
     columns = [("obs", net.obs_size), ("action", net.action_size), ("reward", 1)]
     names = [name if size == 1 else f"{name}{i}" for name, size in columns for i in range(size)]
     steps = x.shape[1] // net.inputs
-    every = [f"{name} t-{ago}" for ago in range(steps, 0, -1) for name in names]
+    every = [f"{name} t-{steps - t}" for t in range(steps) for name in names]
     return _last(found, real, [*every, *(f"{name} t" for name in names[: net.obs_size])][-real:])
 
 
@@ -206,7 +213,7 @@ def passes(
             net.train(training)
         if not weights:
             raise UserError(f"{type(net).__name__} has no attention. Give a transformer, or a run that has one.")
-        rows = _rows(read(output)[0].float().cpu(), weights[0].shape[-2])
+        rows = _rows(read(output)[0].float().cpu(), weights[-1].shape[-2])
         return [layer[0].float().cpu() for layer in weights], rows
 
     return again

@@ -61,6 +61,7 @@ RUNS: dict[str, tuple[Callable[[], Any], int, int]] = {  # agent, tokens, layers
     "transformer": (lambda: agent(ppo, "RepeatFirst-v0", ppo.Config(memory="transformer", memory_window=8)), 6, 1),
     "decision_transformer": (lambda: agent(decision_transformer, "CartPole-v1", DT), 12, 2),
     "vla": (lambda: agent(vla, "Pointing", VLA, Pointing(1)), 8, 2),
+    "vla_vit": (lambda: agent(vla, "Pointing", dataclasses.replace(VLA, images="vit"), Pointing(1)), 8, 2),
     "vla_flow": (lambda: agent(vla, "Touching", dataclasses.replace(VLA, head="flow"), Touching(1)), 7, 2),
     "diffusion_policy": (lambda: agent(diffusion_policy, "Pendulum-v1", DIFFUSION), 11, 2),
     "trajectory_transformer": (lambda: agent(trajectory_transformer, "Pendulum-v1", TT), 13, 1),
@@ -158,6 +159,8 @@ def test_the_image_is_shown_instead_of_time() -> None:
     assert maps.tokens == ("class", "0,0", "0,1", "1,0", "1,1") and len(maps.weights) == 4
     assert torch.equal(maps.image, seen[0].permute(2, 0, 1))
     alone = sources.of_run(agent(ppo, "Pointing", ppo.Config(images="vit:16"), plain), images=True)
+    of_vla = sources.of_run(RUNS["vla_vit"][0](), images=True)
+    assert of_vla.tokens == maps.tokens and len(of_vla.weights) == 2
     assert alone.tokens == maps.tokens and alone.effect([KnockOut(3, None, 0, 1)])["change"] > 1e-6
 
 
