@@ -33,7 +33,8 @@ def attention(
 
     Args:
         source: a language model (smollm2, a Hugging Face folder or a hub id), or a run directory of any algorithm whose
-            network attends: a decision transformer, a memory (gtrxl, transformer), storm, --images vit or swin.
+            network attends: a decision or trajectory transformer, a vla (also one that ppo fine-tunes), a diffusion
+            policy with --denoiser transformer, a memory (gtrxl, transformer), storm, --images vit or swin.
         text: the text that a language model reads.
         steps: environment steps that an agent acts before its attention is drawn.
         seed: seed of the environment; the number of the held-out image (classifier).

@@ -227,9 +227,11 @@ def describe(space: gs.Space[Any]) -> str:
         return json.dumps(
             {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), "low": low, "high": high}
         )
-    shape = list(space.shape or ())
-    counts = space.nvec.tolist() if isinstance(space, gs.MultiDiscrete) else shape
-    return json.dumps({"type": type(space).__name__, "dtype": str(space.dtype), "shape": shape, "n": counts})
+    if isinstance(space, gs.MultiDiscrete):
+        counts, start = space.nvec.tolist(), space.start.tolist()
+        return json.dumps({"type": "MultiDiscrete", "dtype": str(space.dtype), "nvec": counts, "start": start})
+    shape = [int(n) for n in space.shape or ()]
+    return json.dumps({"type": type(space).__name__, "n": shape[0] if len(shape) == 1 else shape})
 
 
 def table(episodes: Episodes, number: int) -> Any:
@@ -244,8 +246,9 @@ def table(episodes: Episodes, number: int) -> Any:
 
 
 def _storable(space: gs.Space[Any]) -> bool:
-    parts = space.spaces.values() if isinstance(space, gs.Dict) else [space]
-    return all(isinstance(part, gs.Discrete | gs.Box) for part in parts)
+    if isinstance(space, gs.Dict):  # a MultiBinary there is a mask
+        return all(isinstance(part, gs.Discrete | gs.Box | gs.MultiBinary) for part in space.spaces.values())
+    return isinstance(space, gs.Discrete | gs.Box)
 
 
 def _column(pyarrow: Any, values: Tree) -> Any:
@@ -295,6 +298,9 @@ def _shape(space: dict[str, Any]) -> tuple[Any, ...]:
     """What must agree between the data and the environment: bounds may differ."""
     if space["type"] == "Dict":
         return space["type"], {name: _shape(part) for name, part in space["subspaces"].items()}
+    if space["type"].startswith("Multi"):
+        counts = space.get("nvec", space.get("n"))
+        return space["type"], [counts] if isinstance(counts, int) else counts
     return space["type"], space.get("shape"), space.get("n"), space.get("start")
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from foresight.errors import UserError
 
 
 def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -16,6 +20,16 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
     return tokens, lengths
+
+
+def encoded(words: str, size: int) -> NDArray[np.uint8]:
+    """An instruction as `size` UTF-8 bytes, padded with zeros. Raises UserError if it has more."""
+    text = words.encode()
+    if len(text) > size:
+        raise UserError(
+            f"The instruction '{words}' has {len(text)} bytes, but an observation has room for {size}: shorten it."
+        )
+    return np.frombuffer(text.ljust(size, b"\0"), np.uint8)
 
 
 def length_mask(lengths: Tensor, width: int) -> Tensor:

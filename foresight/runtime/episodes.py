@@ -23,6 +23,7 @@ from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 from foresight.runtime import environments
 from foresight.runtime.agent import Agent
+from foresight.runtime.evaluation import record as video
 from foresight.runtime.evaluation import returns
 
 MINARI = "0.5.4"  # the version of Minari whose format this is
@@ -121,7 +122,9 @@ def write_lerobot(
         shutil.rmtree(draft, ignore_errors=True)
         for name, content in made.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, dict):
+            if isinstance(content, torch.Tensor):
+                video.write(draft / name, content.numpy(), fps, exact=True)
+            elif isinstance(content, dict):
                 (draft / name).write_text(json.dumps(content, indent=4))
             else:
                 parquet.write_table(content, draft / name)

@@ -24,7 +24,10 @@ LONGEST = 160  # tokens of a text on the page: all links of all layers are sent
 KEPT = 4  # passes in memory
 MOST_CUTS = 64
 STEPS = 20
-OPTIONS = {"memory": ("gtrxl", "transformer"), "images": ("vit", "swin"), "sequence_model": ("transformer",)}
+OPTIONS = {
+    "memory": ("gtrxl", "transformer"), "images": ("vit", "swin"), "sequence_model": ("transformer",),
+    "denoiser": ("transformer",),
+}  # fmt: skip
 
 
 class Readers:

@@ -37,7 +37,8 @@ def require_rewards(found: Episodes) -> None:
     """Raise UserError if all rewards are 0: there is no return to ask for."""
     if not found.reward.any():
         raise UserError(
-            "The data have no rewards, so there is no return to ask for. Train on them with: behavior_cloning"
+            "The data have no rewards, so there is no return to ask for and no best episode. Train on them with: "
+            "behavior_cloning --share 1"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import gymnasium.spaces as gs
 import numpy as np
 import pytest
 import torch
+from minari.serialization import deserialize_space, serialize_space
 
 from foresight.data import episodes
 from foresight.data.episodes import Episodes
+from foresight.envs.base import Spaces
 from foresight.errors import UserError
+from foresight.runtime import episodes as recorder
 from tests.sabotage import sabotaged_by
 
 # Two episodes, of 3 and 1 actions; an observation is 10 · episode + time.
@@ -67,6 +71,11 @@ def test_the_best_episodes_have_the_share_of_steps() -> None:
     assert episodes.join([DATA, best]).returns.tolist() == [7, 9, 9]
 
 
+def _plain(original):
+    return lambda values: (values.mean(0), values.std(0, correction=0))
+
+
+@sabotaged_by("foresight.data.episodes.statistics", _plain)
 def test_constant_dimensions_are_not_divided_by_zero() -> None:
     mean, std = episodes.statistics(torch.tensor([[1.0, 0.1, 0], [3, 0.1, 0]]))
     assert mean.tolist() == pytest.approx([2, 0.1, 0]) and std.tolist() == [1, 1, 1]
@@ -93,6 +102,28 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for obs, action in ((gs.Dict({"x": gs.Text(3)}), ACTION), (gs.MultiBinary(2), ACTION), (OBS, gs.Text(3))):
         with pytest.raises(UserError, match="Episodes hold"):
             episodes.check_spaces(obs, action)
+
+
+@sabotaged_by("foresight.data.episodes.describe", lambda f: lambda space: f(space).replace("nvec", "n"))
+def test_spaces_are_described_as_minari_does() -> None:
+    parts = {"arm": OBS, "kind": gs.Discrete(3, start=1), "keys": gs.MultiDiscrete([2, 5]), "mask": gs.MultiBinary(2)}
+    for space in (*parts.values(), gs.Dict(parts)):
+        text = episodes.describe(space)
+        try:
+            assert deserialize_space(text) == space
+        except KeyError as error:
+            raise AssertionError(error) from error
+        assert episodes._shape(json.loads(serialize_space(space))) == episodes._shape(json.loads(text))
+    episodes.check_spaces(gs.Dict(parts | {"keys": OBS}), ACTION)
+
+
+def test_a_mask_of_cameras_is_stored(tmp_path: Path) -> None:
+    space = gs.Dict({"arm": OBS, "camera_mask": gs.MultiBinary(2)})
+    mask = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], dtype=torch.int8)
+    data = dataclasses.replace(DATA, obs={"arm": DATA.obs, "camera_mask": mask})
+    folder = recorder.write(data, Spaces(space, ACTION), "x", {}, "x", tmp_path / "data")
+    found = episodes.read(folder, space, ACTION)
+    assert torch.equal(found.obs["camera_mask"], mask.long()) and torch.equal(found.obs["arm"], DATA.obs)
 
 
 @sabotaged_by(

@@ -45,6 +45,61 @@ def test_what_is_written_is_read_back(folder: Path) -> None:
     assert found.obs[3].tolist() == [12, 1] and found.obs[5].tolist() == [20, 1]  # the format has no final one
 
 
+SEEN = gs.Dict({
+    "front": gs.Box(0, 255, (21, 15, 3), np.uint8), "wrist": gs.Box(0, 255, (8, 8, 3), np.uint8),
+    "arm": gs.Box(-99, 99, (2,), np.float32), "mission": gs.Box(0, 255, (12,), np.uint8), "speed": ACTION,
+})  # fmt: skip
+
+
+def pictures() -> Episodes:
+    """The data with two cameras and two instructions; a bar moves by a pixel per step."""
+    missions = [list(text.ljust(12, b"\0")) for text in (b"go left", b"go right")]
+    front = torch.randint(60, 190, (6, 1, 1, 3), generator=torch.Generator().manual_seed(0)).repeat(1, 21, 15, 1)
+    for t in range(6):
+        front[t, :, t] = 255
+    obs = {
+        "front": front.byte(), "wrist": front[:, :8, 2:10].byte(), "arm": DATA.obs,
+        "mission": torch.tensor([missions[0]] * 4 + [missions[1]] * 2, dtype=torch.uint8), "speed": DATA.obs[:, :1] / 3,
+    }  # fmt: skip
+    return Episodes(obs, DATA.action, DATA.reward, DATA.length, DATA.terminated)
+
+
+@sabotaged_by("foresight.data.lerobot._frames", lambda f: lambda *args: f(*args).roll(1, 0))
+@sabotaged_by("foresight.data.lerobot._tasks", change("tasks", lambda tasks: tasks[::-1]))
+def test_cameras_are_videos_and_missions_are_tasks(tmp_path: Path) -> None:
+    data = pictures()
+    folder = recorder.write_lerobot(data, SEEN, ACTION, 10, "?", tmp_path / "data")
+    found, _ = lerobot.read(folder, SEEN, ACTION)
+    assert list(found.obs) == list(SEEN.spaces) and torch.equal(found.action, DATA.action)
+    for name in ("arm", "mission", "speed"):
+        assert torch.equal(found.obs[name][found.rows], data.obs[name][data.rows]), name
+    for name in ("front", "wrist"):
+        gap = (found.obs[name][found.rows].int() - data.obs[name][data.rows].int()).abs()
+        assert found.obs[name].dtype == torch.uint8 and gap.max() <= 3, name  # colors are rounded
+    assert torch.equal(found.obs["front"][5], found.obs["front"][4])  # the format has no final one
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    assert info["features"]["observation.images.front"]["dtype"] == "video" and info["total_tasks"] == 2
+    assert (folder / "videos" / "observation.images.wrist" / "chunk-000" / "file-000.mp4").is_file()
+    tasks = pandas.read_parquet(folder / "meta" / "tasks.parquet")
+    assert tasks["task_index"].to_dict() == {"go left": 0, "go right": 1}
+    places = pandas.read_parquet(folder / "meta" / "episodes")
+    assert [list(x) for x in places["tasks"]] == [["go left"], ["go right"]]
+    assert places["videos/observation.images.front/from_timestamp"].tolist() == pytest.approx([0, 0.3])
+    assert places["videos/observation.images.front/to_timestamp"].tolist() == pytest.approx([0.3, 0.4])
+    top = gs.Dict({**SEEN.spaces, "top": SEEN["wrist"]})
+    larger = gs.Dict({**SEEN.spaces, "wrist": SEEN["front"]})
+    for space, message in (
+        (top, r"images \(top\), .* has the cameras: front, wrist"), (larger, "wrist' of .* has shape"),
+        (gs.Dict({**SEEN.spaces, "depth": gs.Box(0, 9, (4, 4), np.float32)}), r"Images \[height"),
+        (gs.Dict({**SEEN.spaces, "mission": gs.Box(0, 255, (5,), np.uint8)}), "has 7 bytes, .* room for 5"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            lerobot.read(folder, space, ACTION)
+    (folder / "videos" / "observation.images.wrist" / "chunk-000" / "file-000.mp4").unlink()
+    with pytest.raises(UserError, match=r"The video .*wrist.*file-000.mp4 is missing"):
+        lerobot.read(folder, SEEN, ACTION)
+
+
 def test_plain_readers_open_it(folder: Path) -> None:
     table = pyarrow.parquet.read_table(folder / "data" / "chunk-000" / "file-000.parquet")
     assert table["episode_index"].to_pylist() == [0, 0, 0, 1] and table["frame_index"].to_pylist() == [0, 1, 2, 0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from gymnasium import spaces as gs
 
-from foresight.nets.imitation import MeanStd, MinMax
+from foresight.nets.imitation import ActionCode, MeanStd, MinMax
 from tests.sabotage import returns, sabotaged_by, scaled
 
 VALUES = torch.tensor([[0.1, 7.0, -3.3], [0.9, 7.0, 12.7], [0.35, 7.0, 0.0]])
@@ -28,6 +30,21 @@ def test_min_max_then_clip_is_exact() -> None:
     loaded = MinMax(3)
     loaded.load_state_dict(scale.state_dict())
     assert torch.equal(loaded.encode(VALUES), y)
+
+
+def _unclipped(original):
+    return lambda self, action: 2 * (action - self.low) / (self.high - self.low) - 1
+
+
+@sabotaged_by("foresight.nets.imitation.ActionCode.encode", _unclipped)
+def test_actions_outside_the_bounds_are_clipped_to_them() -> None:
+    """As the environment does: in the code, in the action that comes back, and in the loss."""
+    code = ActionCode(gs.Box(np.array([0, -2], np.float32), np.array([10, 2], np.float32)))
+    outside, bounds = torch.tensor([[-5.0, 99.0], [2.5, -2.1]]), torch.tensor([[0.0, 2.0], [2.5, -2.0]])
+    assert code.encode(outside).tolist() == [[-1, 1], [-0.5, -1]]
+    torch.testing.assert_close(code.to_env(code.encode(outside)), bounds)
+    y = torch.tensor([0.3, -0.7])
+    torch.testing.assert_close(code.loss(y, outside), code.loss(y, bounds))
 
 
 @sabotaged_by("foresight.nets.imitation.MeanStd.decode", scaled(1.01))

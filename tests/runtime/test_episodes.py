@@ -18,18 +18,58 @@ from foresight.data import episodes
 from foresight.envs.make import make
 from foresight.runtime import run as runs
 from foresight.training import offline
+from tests.sabotage import sabotaged_by
+
+TINY = {
+    "ppo": {"env": "CartPole-v1", "steps": 32, "num_envs": 2, "rollout_steps": 16},
+    "dqn": {"env": "CartPole-v1", "steps": 64, "learning_starts": 32, "hidden": (8,)},
+    "sac": {"env": "Pendulum-v1", "steps": 24, "learning_starts": 16, "batch_size": 8, "hidden": (8,)},
+}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run of PPO."""
-    path = tmp_path_factory.mktemp("runs") / "ppo"
-    given = {"num_envs": 2, "rollout_steps": 16, "show": False, "evaluation_episodes": 1}
-    runs.train("ppo", env="CartPole-v1", out=path, steps=32, **given)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of PPO, or of another algorithm."""
+    name = getattr(request, "param", "ppo")
+    path = tmp_path_factory.mktemp("runs") / name
+    runs.train(name, out=path, show=False, **{"evaluation_episodes": 1, **TINY[name]})
     return path
 
 
-@pytest.mark.parametrize("option", ["--episodes 0 --random 5", "--episodes 3 --random 2 --explore"])
+def _all_but_one(original):
+    """The last episode is not written."""
+    return lambda found, *rest: original(found.pick(torch.arange(len(found) - 1)), *rest)
+
+
+@pytest.mark.parametrize("trained", ["sac"], indirect=True)
+@sabotaged_by("foresight.cli.data._write", _all_but_one)
+def test_episodes_of_sac_replay_in_gymnasium(trained: Path, tmp_path: Path) -> None:
+    out, env = tmp_path / "mixture", gymnasium.make("Pendulum-v1")
+    assert main(["data", "episodes", str(trained), "--episodes", "1", "--random", "1", "--out", str(out)]) == 0
+    found = episodes.read(out, env.observation_space, env.action_space)
+    assert found.length.tolist() == [200, 200] and not found.terminated.any()
+    env.reset(seed=0)
+    for i in range(2):
+        rows = slice(int(found.first[i]), int(found.first[i]) + 201)
+        (cosine, sine, speed), reward = found.obs[rows][0].double().numpy(), []
+        env.unwrapped.state = np.array([np.arctan2(sine, cosine), speed])
+        for action in found.action[rows][:20].numpy():
+            obs, one, *_ = env.unwrapped.step(action)
+            reward.append(one)
+        np.testing.assert_allclose(found.obs[rows][20], obs, atol=1e-3)
+        np.testing.assert_allclose(found.reward[rows][:20], reward, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("trained", "option"),
+    [
+        ("ppo", "--episodes 0 --random 5"),
+        ("ppo", "--episodes 3 --random 2 --explore"),
+        ("dqn", "--episodes 3 --random 2"),
+    ],
+    indirect=["trained"],
+)
+@sabotaged_by("foresight.cli.data._write", _all_but_one)
 def test_episodes_replay_in_gymnasium_and_open_as_parquet(trained: Path, tmp_path: Path, option: str) -> None:
     out = tmp_path / "mixture"
     assert main(["data", "episodes", str(trained), *option.split(), "--out", str(out)]) == 0
@@ -76,6 +116,7 @@ def test_mistakes_are_named(trained: Path, tmp_path: Path, capsys: pytest.Captur
         assert message in " ".join(capsys.readouterr().err.split())
 
 
+@sabotaged_by("foresight.cli.data._write", _all_but_one)
 @pytest.mark.parametrize("form", ["minari", "lerobot"])
 def test_experts_of_environments_are_recorded(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, env = tmp_path / form, make("TwoRoutes-v0", num_envs=1)

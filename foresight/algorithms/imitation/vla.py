@@ -46,6 +46,7 @@ from foresight.training import offline, optim
 KIND = "control"
 UNIT = "updates"
 METRICS = ("loss", "accuracy")
+ATTENDS = True  # acts by attention
 REPORT = 50  # updates between two yields
 
 
@@ -68,6 +69,7 @@ class Config:
     heads: int = 4  # of its attention; 8 in RT-1
     channels: int = 32  # of the convolutions
     patch: int = 6  # side of the patches of the first convolution, in pixels
+    images: str = "convs"  # what reads the patches; or "vit": a Vision Transformer of as many layers and heads
     film_layers: int = 2  # convolutions that the instruction modulates
     image_tokens: int = 8  # of each camera; RT-1's
     words: int = 12  # the longest instruction

@@ -17,7 +17,7 @@ An env step is a step of an episode that has not ended, so that curves compare w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             "No policy given: add --policy RUN, a run of vla. Train one with: foresight train vla --preset BabyAI"
         )
     network = vla.load(config.policy, spaces.obs, spaces.action).to(device).eval()
-    if network.config.head != "bins":
+    if network.config.head == "flow":
         raise UserError("GRPO needs log-probabilities of actions, which head 'flow' does not have: use --head bins.")
     return State(
         config,
@@ -164,6 +164,10 @@ def train(
     begin(config.group)
     if state is None:
         state = build(config, env.spaces, device)
+    if not state.step:
+        greedy, seen = replace(state, config=replace(state.config, sample=False)), env.reset(config.seed)
+        seen = trees.to(seen, state.generator.device)
+        vla.require_one_path(state.network, seen, act(greedy, seen)[0])
     while state.step < config.steps:
         progress = state.step / config.steps
         batch, metrics = rollout(state, env)

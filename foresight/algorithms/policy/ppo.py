@@ -50,12 +50,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from foresight import errors
+from foresight.data import trees
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
@@ -320,7 +321,8 @@ def train(
         state.reward_scaler.restart()
     obs, carry = env.reset(config.seed + state.step), None
     if isinstance(state.network, VLAActorCritic) and not state.step:
-        vla.require_one_path(state.network, obs)
+        greedy, seen = replace(state, config=replace(state.config, sample=False)), trees.to(obs, state.generator.device)
+        vla.require_one_path(state.network, seen, act(greedy, seen)[0])
     while state.step < config.steps:
         progress = state.step / config.steps
         batch, obs, carry = rollout(state, env, obs, carry)

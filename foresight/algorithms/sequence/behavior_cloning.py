@@ -94,6 +94,8 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
 def read_files(state: State) -> None:
     """Read the data and choose the best episodes; a new State takes their statistics."""
     found = offline.read(state.config.data, state.policy.spaces.obs, state.policy.spaces.action)
+    if state.config.share < 1:
+        offline.require_rewards(found)
     state.episodes = found.best(state.config.share)
     if not state.step:
         state.policy.inputs.fit(state.episodes.obs[state.episodes.rows].to(state.policy.inputs.mean.device))

@@ -42,6 +42,7 @@ from foresight.training import offline, optim
 KIND = "control"
 UNIT = "updates"
 METRICS = ("loss", "action", "reward", "value")
+ATTENDS = True  # acts by attention
 REPORT = 50  # updates between two yields
 BINS = ("quantiles", "uniform")
 

@@ -216,6 +216,8 @@ def train(
     if state.replay is None:
         spaces = env.spaces
         recorded = offline.read(config.data, spaces.obs, spaces.action) if config.data else None
+        if recorded is not None:
+            offline.require_rewards(recorded)
         add(state, rollout(state, env, config.warmup_episodes) if recorded is None else recorded)
     while state.step < config.steps:
         metrics: dict[str, float] = {}

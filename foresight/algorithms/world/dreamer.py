@@ -90,6 +90,7 @@ class Config:
     layers: int = 3  # of encoder, decoder, actor and critic; reward and continuation have one
     depth: int = 4  # channels of the image encoder: 2, 3, 4 and 4 times this
     patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
+    images: str = "convs"  # the encoder of images; or "vit", "vit:16" (pixels of a patch), "swin", "impala", "nature"
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     decoder: bool = True  # observations are reconstructed; without: R2-Dreamer's redundancy reduction instead
     redundancy_coef: float = 0.05  # of that loss; R2-Dreamer's code
@@ -124,7 +125,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     imagination.require_searchable(config.search_simulations, spaces.action)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        obs = obs_model(spaces.obs, config.units, config.layers, config.depth, config.patch)
+        obs = obs_model(spaces.obs, config.units, config.layers, config.depth, config.patch, config.images)
         model = RSSM(
             obs, action_width(spaces.action), config.deter, config.hidden, config.groups, config.classes,
             config.blocks, config.unimix, config.free_nats, config.units, decoded=config.decoded,

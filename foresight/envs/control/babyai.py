@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight import errors
+from foresight.data.text import encoded
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Feedback, Frame, Spaces, grouped
 from foresight.errors import UserError
@@ -207,8 +208,7 @@ class Instructed:
         drawn = self._picture(view([self._levels[i] for i in chosen], [self._codes[i] for i in chosen]))
         text = np.zeros((len(drawn), LETTERS), np.uint8)
         for row, i in enumerate(chosen):
-            letters = self._missions[i].encode()[:LETTERS]
-            text[row, : len(letters)] = np.frombuffer(letters, np.uint8)
+            text[row] = encoded(self._missions[i], LETTERS)
         new = {"image": torch.from_numpy(drawn), "mission": torch.from_numpy(text)}
         if rows is None:
             return new

@@ -16,6 +16,7 @@ from gymnasium import spaces as gs
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foresight.data.text import encoded
 from foresight.envs.base import Env, Spaces
 from foresight.envs.control import engines, vector
 from foresight.errors import UserError
@@ -72,8 +73,7 @@ class Instructed:
 
     def __init__(self, engine: Any, words: str) -> None:
         self._engine, self.close = engine, engine.close
-        text = words.encode()[:LETTERS]
-        self._text = np.frombuffer(text.ljust(LETTERS, b"\0"), np.uint8)
+        self._text = encoded(words, LETTERS)
         self.state: NDArray[np.float64] = np.zeros((0, NUMBERS))  # of all environments
 
     def reset(self, *rows: NDArray[np.int32]) -> tuple[vector.Arrays, dict[str, Any]]:

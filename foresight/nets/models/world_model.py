@@ -24,6 +24,7 @@ from foresight.nets.outputs import Output, TwoHot
 from foresight.nets.precision import compiled
 from foresight.ops import transforms
 
+CONVS = "convs"  # the encoder of images that DreamerV3 has
 EPS = 1e-4  # of every RMSNorm, as in DreamerV3's code
 
 
@@ -199,13 +200,14 @@ class Images(nn.Module):
     5 × 5 convolutions, each followed by max-pooling, down to 4 × 4; the decoder mirrors them with nearest-neighbor
     upsampling. Their channels are `depth` times `MULTS`. With a `patch` of 2, 4, 8, ... pixels, a linear layer on
     squares of that side comes first in the encoder, and one to such squares last in the decoder (Dosovitskiy et al.
-    2020, arXiv:2010.11929, eq. 1). They replace the convolutions of large images, where the arithmetic is.
+    2020, arXiv:2010.11929, eq. 1). They replace the convolutions of large images, where the arithmetic is. With
+    `images` a name of `nets.encoders`, such as "vit", that network encodes instead; the decoder is the same.
     """
 
     MULTS = (2, 3, 4, 4)
     AT_ONCE = 256  # images
 
-    def __init__(self, space: gs.Space[Any], depth: int, patch: int = 1) -> None:
+    def __init__(self, space: gs.Space[Any], depth: int, patch: int = 1, images: str = CONVS) -> None:
         """Raises UserError for images of other sizes, and for a `patch` that leaves less than 4 × 4 squares."""
         super().__init__()
         self.shape = shape = space.shape or ()
@@ -226,6 +228,11 @@ class Images(nn.Module):
         convs = stages - round(math.log2(patch))
         self.depths = [depth * m for m in (self.MULTS * 2)[: convs + (patch > 1)]]
         first = self.channels
+        self.network = None
+        if images != CONVS:
+            self.network = encoders.image_encoder(space, images)
+            self.size = self.network.size
+            return
         if patch > 1:
             first = self.depths[0]
             self.embed, self.embed_norm = nn.Conv2d(self.channels, first, patch, patch), nn.GroupNorm(1, first)
@@ -249,6 +256,8 @@ class Images(nn.Module):
         return torch.cat([self._encoded(part) for part in parts]).view(*lead, self.size)
 
     def _encoded(self, images: Tensor) -> Tensor:
+        if self.network is not None:
+            return self.network(images)
         x = self.planes(images) - 0.5
         if self.patch > 1:
             x = functional.silu(self.embed_norm(self.embed(x)))
@@ -314,10 +323,12 @@ class ImageDecoder(nn.Module):
 ObsModel = Vectors | Images
 
 
-def obs_model(space: gs.Space[Any], units: int, layers: int, depth: int, patch: int = 1) -> ObsModel:
+def obs_model(
+    space: gs.Space[Any], units: int, layers: int, depth: int, patch: int = 1, images: str = CONVS
+) -> ObsModel:
     """Encoder and decoder of the observations of `space`. Raises UserError as `require_supported`, and for sizes."""
     require_supported(space)
-    return Images(space, depth, patch) if encoders.is_image(space) else Vectors(space, units, layers)
+    return Images(space, depth, patch, images) if encoders.is_image(space) else Vectors(space, units, layers)
 
 
 def require_supported(space: gs.Space[Any]) -> None:

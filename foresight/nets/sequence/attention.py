@@ -2,8 +2,9 @@
 
     weights = softmax(q·k / √d),   output = weights · v
 
-Every attention of this package calls `attend`, or `softmax` if its scores have more terms. Usually `attend` is torch's
-fused kernel, which never forms the weights. Within `recorded` it is written out, so any network can be looked at:
+Every attention of this package but ACT's (torch's layers) calls `attend`, or `softmax` if its scores have more terms.
+Usually `attend` is torch's fused kernel, which never forms the weights. Within `recorded` it is written out, so
+that these networks can be looked at:
 
 >>> with recorded() as weights:
 ...     network(x)

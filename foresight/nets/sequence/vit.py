@@ -87,14 +87,19 @@ class ViT(nn.Module):
         self.size = dim if size is None else size
         initialize(self)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Features `[..., size]` of images `[..., C, H, W]`; token 0 of its attention is the class token."""
+    def forward(self, obs: Tensor, every: bool = False) -> Tensor:
+        """Features `[..., size]` of images `[..., C, H, W]`; token 0 of its attention is the class token.
+
+        With `every` those of all tokens, the class token first: `[..., 1 + N, dim]`.
+        """
         x = self.embed(to_patches(pixels(obs), self.patch))
         x = torch.cat([self.class_token.expand(len(x), -1, -1).to(x.dtype), x], 1)
         x = self.dropout(x if self.position is None else x + self.position)
         everything = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
         for block in self.blocks:
             x, _, _ = block(x, None, everything, NO_CACHE, 0)
+        if every:
+            return self.norm(x).view(*obs.shape[:-3], *x.shape[1:])
         features = self.norm(x[:, 0])
         features = features if self.linear is None else torch.relu(self.linear(features))
         return features.view(*obs.shape[:-3], self.size)

@@ -38,11 +38,12 @@ from foresight.nets.sequence import attention
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
 from foresight.nets.sequence.grounding import Finder, Pointer
 from foresight.nets.sequence.transformer import Block, TransformerConfig
-from foresight.nets.sequence.vit import NO_CACHE
+from foresight.nets.sequence.vit import NO_CACHE, ViT
 
 MISSION, CAMERA_MASK = "mission", "camera_mask"  # keys of a dict observation
 HEADS = ("bins", "flow", "point")
 BLIND = ("language", "image")
+IMAGES = ("convs", "vit")
 PRIME, BASE = 1021, 263  # of the hash of a word, a polynomial of its bytes
 FILES = ("policy.json", "policy.safetensors")
 
@@ -64,6 +65,7 @@ class Shape:
     blind: str | None = None  # one of BLIND: its tokens are masked
     points: int = 1  # with which an action begins, of head "point"
     find: bool = False  # one more token: where in the first picture is what the words name
+    images: str = "convs"  # one of IMAGES: what reads the patches
 
 
 class Features(NamedTuple):
@@ -137,6 +139,7 @@ class Eye(nn.Module):
     """Images `[N, C, H, W]` to `tokens` vectors `[N, tokens, dim]`, with the instruction's vector `[N, dim]`.
 
     The vectors are weighted means over the cells, which are returned too, row by row: `[N, cells, channels]`.
+    A convolution or a Vision Transformer reads the patches, before the convolutions that the instruction modulates.
     """
 
     def __init__(self, shape: tuple[int, int, int], config: Shape) -> None:
@@ -144,9 +147,13 @@ class Eye(nn.Module):
         depth, height, width = shape
         if config.patch > min(height, width):
             raise UserError(f"patch must be at most {min(height, width)} pixels, not {config.patch}. Use --patch.")
-        channels = config.channels
-        self.patches = nn.Conv2d(depth, channels, config.patch, config.patch)
-        self.position = nn.Parameter(0.02 * torch.randn(channels, height // config.patch, width // config.patch))
+        channels, self.vit = config.channels, None
+        if config.images == "vit":
+            whole = depth, height - height % config.patch, width - width % config.patch  # as a convolution reads them
+            self.vit = ViT(whole, None, config.patch, channels, config.layers, config.heads)
+        else:
+            self.patches = nn.Conv2d(depth, channels, config.patch, config.patch)
+            self.position = nn.Parameter(0.02 * torch.randn(channels, height // config.patch, width // config.patch))
         self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(config.film_layers))
         self.films = nn.ModuleList(nn.Linear(config.dim, 2 * channels) for _ in range(config.film_layers))
         for film in self.films:  # at first the convolutions do not depend on the instruction
@@ -157,7 +164,11 @@ class Eye(nn.Module):
 
     def forward(self, image: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors and the cells."""
-        x = torch.relu(self.patches(image) + self.position)
+        if self.vit is None:
+            x = torch.relu(self.patches(image) + self.position)
+        else:
+            tokens = self.vit(image[..., : self.vit.shape[1], : self.vit.shape[2]], every=True)[:, 1:]
+            x = tokens.transpose(1, 2).unflatten(2, (self.vit.rows, self.vit.columns))
         for filters, film in zip(self.convs, self.films, strict=True):
             scale, shift = film(words)[..., None, None].chunk(2, 1)
             x = x + torch.relu((1 + scale) * filters(x) + shift)
@@ -174,12 +185,14 @@ class VLA(nn.Module):
 
     def __init__(self, obs: gs.Space[Any], action: gs.Space[Any], config: Shape) -> None:
         super().__init__()
-        for kind, name, valid in (("head", config.head, HEADS), ("blind", config.blind, (None, *BLIND))):
+        for kind, name, valid in (
+            ("head", config.head, HEADS), ("blind", config.blind, (None, *BLIND)), ("images", config.images, IMAGES)
+        ):  # fmt: skip
             if name not in valid:
                 raise errors.unknown(kind, str(name), [str(one) for one in valid])
         spaces = dict(obs.spaces) if isinstance(obs, gs.Dict) else {}
         self.cameras = [name for name, part in spaces.items() if encoders.is_image(part)]
-        self.vectors = [name for name, part in spaces.items() if encoders.is_vector(part)]
+        self.vectors = [name for name, part in spaces.items() if encoders.is_vector(part) and name != CAMERA_MASK]
         if MISSION not in spaces or not (self.cameras or self.vectors):
             raise UserError(
                 f"A VLA needs dict observations with '{MISSION}' (bytes) and images or vectors, not {obs}. "
@@ -268,6 +281,17 @@ class VLA(nn.Module):
     def forward(self, obs: Tree) -> Tokens | Flow:
         """The distribution over actions."""
         return self.output(self.features(obs))
+
+    def tokens(self, obs: Tree) -> tuple[list[str], Tensor]:
+        """The names of the tokens of observations `[1, ...]`, and which of them are seen, `[P + K]` bool."""
+        names = [f"{name} {i}" for name in self.cameras for i in range(self.config.image_tokens)]
+        if self.finder is not None:
+            names.insert(self.config.image_tokens, "found")
+        names += [f"point {i}" for i in range(self.actions.points - 1 if self.pointer is not None else 0)]
+        mission = bytes(obs[MISSION].flatten().tolist()).decode(errors="replace").replace("\0", " ")
+        words = [word for word in mission.split(" ") if word] or [""]
+        names += [*self.vectors, *words, "begin", *(f"action {i}" for i in range(len(self.places)))]
+        return names, F.pad(self._prefix(obs)[1][0], (0, len(self.places)), value=True)
 
     def finder_loss(self, obs: Tree) -> Tensor:
         """`Finder.loss` of the instructions and the first pictures of `obs`, or 0 without a finder or if blind."""
@@ -389,20 +413,24 @@ class VLAActorCritic(nn.Module):
 
 
 @torch.no_grad()
-def require_one_path(network: VLAActorCritic, obs: Tree) -> None:
+def require_one_path(network: VLA | VLAActorCritic, obs: Tree, greedy: Tensor | None = None) -> None:
     """Raise UserError unless acting on `obs` `[B, ...]` gives the log-probabilities of training on `[B, 1, ...]`.
 
-    A policy that is trained on another path than it acts on learns nothing, however good its curve.
+    Also unless `greedy` `[B, ...]`, if given, what an evaluation does there, is as likely as the likeliest action. A
+    policy that is trained on another path than it acts on learns nothing, however good its curve.
     """
-    acting, _ = network.step(obs)
-    training, _, _ = network.read(tree_map(lambda x: x.unsqueeze(1), obs))
+    steps = tree_map(lambda x: x.unsqueeze(1), obs)
+    acting = network(obs) if isinstance(network, VLA) else network.step(obs)[0]
+    training = network(steps) if isinstance(network, VLA) else network.read(steps)[0]
     action = acting.mode()
-    gap = (acting.token_logp(action) - training.token_logp(action.unsqueeze(1)).squeeze(1)).abs().max().item()
-    if not gap < 1e-4:
-        raise UserError(
-            f"The log-probabilities of acting differ by {gap:.2g} from those of training: is the network in training "
-            "mode? Call network.eval() before PPO."
-        )
+    before, after = acting.token_logp(action), training.token_logp(action.unsqueeze(1)).squeeze(1)
+    evaluated = before if greedy is None else training.token_logp(greedy.unsqueeze(1)).squeeze(1)
+    for what, logp in (("acting", before), ("the actions of evaluation", evaluated)):
+        if not (gap := (logp - after).abs().max().item()) < 1e-4:
+            raise UserError(
+                f"The log-probabilities of {what} differ by {gap:.2g} from those of training: is the network in "
+                "training mode? Call network.eval() first."
+            )
 
 
 def save(vla: VLA, folder: Path) -> Path:

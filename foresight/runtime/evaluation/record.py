@@ -18,8 +18,10 @@ Frame = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
 
 
-def write(path: str | Path, frames: Iterable[Frame], fps: float = 30) -> int:
+def write(path: str | Path, frames: Iterable[Frame], fps: float = 30, exact: bool = False) -> int:
     """Write RGB frames `[height, width, 3]` uint8 to an .mp4 or .gif, one at a time; returns how many.
+
+    `exact`: an .mp4 that is data, of any size, whose pixels differ by no more than the rounding of colors.
 
     Raises `UserError` for another suffix, for no frames, and if the file cannot be written.
     """
@@ -37,11 +39,16 @@ def write(path: str | Path, frames: Iterable[Frame], fps: float = 30) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix.lower() == ".gif":
             writer: Any = imageio.get_writer(path, duration=1000 / fps, loop=0)
+        elif exact:  # a key frame every two frames, as LeRobot has it, so that any one is found fast
+            parameters = ["-crf", "0", "-g", "2"]
+            writer = imageio.get_writer(
+                path, fps=fps, macro_block_size=1, codec="libx264", pixelformat="yuv444p", output_params=parameters
+            )
         else:  # yuv420p, which every browser plays, halves the color planes: the sides must be even
             writer = imageio.get_writer(path, fps=fps, macro_block_size=2, codec="libx264", quality=7)
         with writer:
             for frame in _chain(first, stream):
-                writer.append_data(_even(frame) if path.suffix.lower() == ".mp4" else frame)
+                writer.append_data(_even(frame) if path.suffix.lower() == ".mp4" and not exact else frame)
                 count += 1
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error

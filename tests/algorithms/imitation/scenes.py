@@ -68,6 +68,20 @@ class Pointing:
         """Nothing to close."""
 
 
+class Touching:
+    """`Pointing` by a point of the image: the action is the side that it is on."""
+
+    name, spaces = "Touching", Spaces(SPACES.obs, gs.Box(0, 1, (2,), np.float32))
+
+    def __init__(self, num_envs: int) -> None:
+        self.env, self.num_envs = Pointing(num_envs), num_envs
+        self.reset, self.same_starts = self.env.reset, self.env.same_starts
+
+    def step(self, action: torch.Tensor) -> Feedback:
+        """Left of the middle is 0."""
+        return self.env.step((action[:, 0] > 0.5).long())
+
+
 def demonstrations(count: int = 256) -> Episodes:
     """Right actions."""
     obs, right = scene(torch.Generator().manual_seed(0), count)

@@ -11,8 +11,9 @@ import torch
 from foresight.algorithms.imitation import vla
 from foresight.algorithms.policy import ppo
 from foresight.errors import UserError
+from foresight.nets.sequence.vla import VLAActorCritic
 from foresight.training import offline
-from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, demonstrations, scene
+from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, Touching, demonstrations, scene
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
 from tests.sabotage import flip_sign, sabotaged_by
@@ -46,9 +47,27 @@ def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.parametrize(("images", "rate"), [("convs", 1e-2), ("vit", 3e-3)])
 @sabotaged_by("foresight.nets.sequence.action_tokens.Tokens.loss", flip_sign)
-def test_it_learns_what_neither_the_image_nor_the_words_tell_alone() -> None:
-    assert accuracy(last(vla, dataclasses.replace(CONFIG, steps=120, sample=False), Pointing())) > 0.95
+def test_it_learns_what_neither_the_image_nor_the_words_tell_alone(images: str, rate: float) -> None:
+    config = dataclasses.replace(CONFIG, steps=120, sample=False, images=images, learning_rate=rate)
+    assert accuracy(last(vla, config, Pointing())) > 0.95
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.Flow.loss", flip_sign)
+def test_a_flow_learns_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action is a point whose side is the right one."""
+    seen = demonstrations()
+    side = torch.stack([0.25 + 0.5 * seen.action, torch.full((len(seen.action),), 0.5)], 1)
+    monkeypatch.setattr(offline, "read", lambda *_: dataclasses.replace(seen, action=side))
+    config = dataclasses.replace(CONFIG, steps=80, head="flow")
+    *_, (_, metrics, state) = vla.train(config, Touching(8))
+    obs, right = scene(torch.Generator().manual_seed(9), 200)
+    drawn, mode = (vla.act(dataclasses.replace(state, config=dataclasses.replace(config, sample=x)), obs)[0]
+                   for x in (True, False))  # fmt: skip
+    assert set(metrics) == {"loss"} and not torch.equal(drawn, mode)
+    for action in (drawn, mode):
+        assert ((action[:, 0] > 0.5) == right).float().mean() > 0.9 and (action[:, 1] - 0.5).abs().mean() < 0.15
 
 
 @pytest.mark.parametrize("blind", ["language", "image"])
@@ -94,6 +113,27 @@ def test_first_updates_change_the_value_head_only(tmp_path: Path) -> None:
         assert first and all(name.startswith("value_head") for name in first)
         assert any(name.startswith("vla.blocks") for name in second)
         assert metrics["approx_kl"] == pytest.approx(0, abs=1e-6) and metrics["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("read", "log-probabilities of acting differ"),
+        ("act", "log-probabilities of the actions of evaluation differ"),
+    ],
+)
+def test_ppo_checks_its_paths_before_step_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
+) -> None:
+    config = dataclasses.replace(PPO, policy=weak(tmp_path))
+    read, act = VLAActorCritic.read, ppo.act
+    if broken == "read":  # it is trained on no picture
+        dark = lambda obs: {**obs, "image": 0 * obs["image"]}  # noqa: E731
+        monkeypatch.setattr(VLAActorCritic, "read", lambda self, obs, *rest: read(self, dark(obs), *rest))
+    else:  # it is evaluated by other actions
+        monkeypatch.setattr(ppo, "act", lambda state, obs, *rest: (2 - act(state, obs)[0], {}, None))
+    with pytest.raises(UserError, match=message):
+        next(ppo.train(config, Pointing()))
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

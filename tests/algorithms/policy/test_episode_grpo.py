@@ -12,7 +12,7 @@ from foresight.algorithms.imitation import vla
 from foresight.algorithms.policy import episode_grpo as grpo
 from foresight.errors import UserError
 from foresight.nets.sequence import vla as networks
-from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, scene
+from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, Touching, scene
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
 from tests.sabotage import flip_sign, sabotaged_by
@@ -64,7 +64,41 @@ def test_reward_improves_the_policy(policy: str) -> None:
     assert before < 0.6 and after > before + 0.05
 
 
-def test_mistakes_are_named(policy: str) -> None:
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
+def test_reward_improves_a_policy_that_points(tmp_path: Path) -> None:
+    state = vla.build(vla.Config(data=("d",), head="point", **FIELDS), Touching.spaces)
+    state.policy.words.known[:] = True
+    networks.save(state.policy, tmp_path)
+    config = dataclasses.replace(
+        CONFIG, steps=5_120, num_envs=64, group=8, epochs=2, learning_rate=3e-3, policy=str(tmp_path)
+    )
+    obs, right = scene(torch.Generator().manual_seed(9), 300)
+    before, after = (
+        ((grpo.act(state, obs, explore=True)[0][:, 0] > 0.5) == right).float().mean().item()
+        for state in (grpo.build(config, Touching.spaces), last(grpo, config, Touching(64)))
+    )
+    assert before < 0.6 and after > before + 0.05
+
+
+@pytest.mark.parametrize(("broken", "message"), [("forward", "of acting differ"), ("act", "of evaluation differ")])
+def test_paths_are_checked_before_step_1(
+    policy: str, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
+) -> None:
+    forward, act = networks.VLA.forward, grpo.act
+    if broken == "forward":  # steps are read without their pictures
+        dark = lambda obs: obs if obs["image"].dim() == 4 else {**obs, "image": 0 * obs["image"]}  # noqa: E731
+        monkeypatch.setattr(networks.VLA, "forward", lambda self, obs: forward(self, dark(obs)))
+    else:
+        monkeypatch.setattr(grpo, "act", lambda state, obs, *rest: (2 - act(state, obs)[0], {}, None))
+    with pytest.raises(UserError, match=message):
+        next(grpo.train(dataclasses.replace(CONFIG, policy=policy), Pointing(16)))
+
+
+def test_mistakes_are_named(policy: str, tmp_path: Path) -> None:
+    flow = vla.build(vla.Config(data=("d",), head="flow", **FIELDS), Touching.spaces)
+    networks.save(flow.policy, tmp_path / "flow")
+    with pytest.raises(UserError, match="head 'flow' does not have"):
+        grpo.build(dataclasses.replace(CONFIG, policy=str(tmp_path / "flow")), Touching.spaces)
     for changed, message in (
         ({}, "No policy given: add --policy RUN"),
         ({"policy": policy, "group": 3}, "must be a multiple of group"),

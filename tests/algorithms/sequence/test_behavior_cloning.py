@@ -46,6 +46,10 @@ def test_the_best_episodes_are_imitated() -> None:
 def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="share must be between"):
         last(bc, dataclasses.replace(CONFIG, share=0), ENV)
+    monkeypatch.setattr(offline, "read", lambda *_: dataclasses.replace(chain(), reward=torch.zeros(48)))
+    with pytest.raises(UserError, match=r"The data have no rewards.*behavior_cloning --share 1"):
+        last(bc, dataclasses.replace(CONFIG, share=0.1), ENV)
+    assert last(bc, dataclasses.replace(CONFIG, steps=1), ENV).step == 1  # of all episodes rewards are not read
     monkeypatch.undo()
     with pytest.raises(UserError, match="No data given"):
         last(bc, dataclasses.replace(CONFIG, data=()), ENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,3 +128,6 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="num_envs is 2"):
         last(udrl, CONFIG, env)
     env.close()
+    monkeypatch.setattr(offline, "read", lambda *_: dataclasses.replace(chain(), reward=torch.zeros(48)))
+    with pytest.raises(UserError, match="The data have no rewards"):
+        last(udrl, dataclasses.replace(CONFIG, data=("d",)), SimpleNamespace(spaces=SPACES, num_envs=2))

@@ -14,6 +14,7 @@ from foresight.algorithms.world import dreamer
 from foresight.data.sequences import Arrival
 from foresight.envs.base import Spaces
 from foresight.errors import NotFinite, UserError
+from foresight.nets.sequence.vit import ViT
 from foresight.runtime.monitoring.health import Health
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
@@ -91,13 +92,26 @@ def test_continuous_actions_are_learned_in_units_of_the_environment() -> None:
     assert reward_of(dreamer, state, env).mean() > 0.85  # of random ones: -1.3
 
 
-def test_pixels_are_learned() -> None:
+def pictures() -> Bandit:
+    """Which half of an image is bright is the action to take."""
     images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     images[0, :, :, :4], images[1, :, :, 4:] = 255, 255
     spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), gs.Discrete(2))
-    env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
+    return Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
+
+
+def test_pixels_are_learned() -> None:
+    env = pictures()
     state = last(dreamer, dataclasses.replace(DREAMER, steps=640, train_ratio=24.0), env)
     assert reward_of(dreamer, state, env).mean() == 1
+
+
+def test_a_vision_transformer_is_trained_as_the_encoder() -> None:
+    config = dataclasses.replace(DREAMER, images="vit:4")
+    before, after = dreamer.build(config, pictures().spaces), last(dreamer, config, pictures())
+    assert isinstance(after.model.obs.network, ViT) and len(after.model.obs.network.blocks) == 4
+    pairs = zip(before.model.obs.network.parameters(), after.model.obs.network.parameters(), strict=True)
+    assert all((a - b).abs().max() > 1e-4 for a, b in pairs)
 
 
 def test_it_imagines_from_the_last_rows_only_where_that_is_asked() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -136,6 +138,18 @@ def test_a_limit_cuts_without_a_termination() -> None:
     assert feedback.cut.tolist() == [1, 1] and feedback.discount.tolist() == [1, 1]
     assert feedback.info["episode_return"] == [0, 0] and feedback.info["episode_length"] == [2, 2]
     assert not torch.equal(feedback.obs["image"], feedback.final_obs["image"])
+
+
+@sabotaged_by("foresight.data.text.encoded", lambda f: lambda words, size: f(words.encode()[:size].decode(), size))
+def test_an_instruction_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make("BabyAI-GoToLocal-v0", num_envs=1, camera=3)
+    monkeypatch.setattr(babyai, "LETTERS", 12)
+    try:
+        env.reset(0)
+    except UserError as error:
+        assert re.match(r"The instruction 'go to the .*' has \d+ bytes, but an observation has room for 12", str(error))
+    else:
+        raise AssertionError("an instruction was cut")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -56,3 +58,5 @@ def test_other_tasks_have_instructions_and_mistakes_are_named() -> None:
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             make(REACH, num_envs=1, **options)
+    with pytest.raises(UserError, match=r"The instruction 'x{33}' has 33 bytes, but an observation has room for 32"):
+        metaworld.Instructed(SimpleNamespace(close=None), 33 * "x")

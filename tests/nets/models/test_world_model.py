@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.errors import UserError
+from foresight.nets import encoders
 from foresight.nets.models import world_model
 from foresight.nets.models.world_model import Images
 from tests.sabotage import change, sabotaged_by, scaled
@@ -39,6 +40,24 @@ def test_every_pixel_is_seen() -> None:
         assert features.shape == (2, 3, model.size)
         (gradient,) = torch.autograd.grad(features.square().sum(), images)
         assert (gradient.abs().amax((0, 1, 4)) > 0).all()
+
+
+def _one_image(original):
+    """Every image has the features of the first one."""
+    return lambda self, images: original(self, images[:1]).expand(len(images), -1)
+
+
+@sabotaged_by("foresight.nets.models.world_model.Images._encoded", _one_image)
+@pytest.mark.parametrize("images", ["vit:8", "swin:4", "impala"])
+def test_other_networks_encode_images(images: str) -> None:
+    torch.manual_seed(0)
+    model, seen = Images(SPACE, 2, 1, images), torch.randint(0, 256, (2, 3, 32, 32, 3), dtype=torch.uint8)
+    network = encoders.image_encoder(SPACE, images)
+    network.load_state_dict(model.network.state_dict())
+    features = model(seen)
+    assert features.shape == (2, 3, network.size) == (2, 3, model.size)
+    torch.testing.assert_close(features, network(seen))
+    assert model.decoder(5)(torch.zeros(2, 5)).shape == (2, 3, 32, 32)
 
 
 @sabotaged_by("foresight.nets.models.world_model.reconstruction", scaled(0.5), change("rows", lambda rows: 0))

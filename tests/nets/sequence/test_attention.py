@@ -14,8 +14,10 @@ from foresight.errors import UserError
 from foresight.nets.language import decoder
 from foresight.nets.models.lewm import Block
 from foresight.nets.sequence import memory
+from foresight.nets.sequence.action_tokens import Tokens
 from foresight.nets.sequence.attention import KnockOut, attend, attend_eager, dropout, is_recording, recorded
 from foresight.nets.sequence.transformer import Transformer, TransformerConfig
+from tests.nets.sequence import test_vla
 from tests.sabotage import returns, sabotaged_by
 
 HERE = "foresight.nets.sequence.attention"
@@ -46,11 +48,14 @@ def networks() -> dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]]:
         "gtrxl": lambda: memories("gtrxl"),
         "window": lambda: memories("transformer"),
         "decoder": lambda: (decoder.Decoder(config), (torch.arange(7)[None],)),
+        "vla": lambda: (test_vla.network(), (test_vla.seen(),)),
         "lewm": lambda: (Block(shape), (torch.randn(2, 7, 16), torch.randn(2, 7, 16))),
     }
 
 
 def output(result: Any) -> Tensor:
+    if isinstance(result, Tokens):
+        return result.tokens.logits
     return result if isinstance(result, Tensor) else result.logits if hasattr(result, "logits") else result[0]
 
 
@@ -75,7 +80,7 @@ def test_recorded_weights_are_those_that_made_the_output(name: str) -> None:
     for layer in weights:
         torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
         steps, keys = layer.shape[-2:]
-        assert not layer[..., keys - steps :].triu(1).any()
+        assert name == "vla" or not layer[..., keys - steps :].triu(1).any()
         assert layer[..., -1, -3:].std() > 1e-3  # not uniform
 
 

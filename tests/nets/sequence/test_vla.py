@@ -12,6 +12,7 @@ from gymnasium import spaces as gs
 from foresight.errors import UserError
 from foresight.nets.sequence import grounding, vla
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
+from foresight.nets.sequence.vit import NO_CACHE
 from foresight.nets.sequence.vla import VLA, Shape
 from tests.sabotage import change, drop, sabotaged_by
 
@@ -79,6 +80,35 @@ def test_a_missing_camera_changes_nothing_else() -> None:
     torch.testing.assert_close(alone({k: x for k, x in obs.items() if k != "wrist"}).tokens.logits[0], y[0])
 
 
+@sabotaged_by("foresight.nets.sequence.vla.attention_mask", _everything)
+@pytest.mark.parametrize("space", [gs.MultiBinary(2), gs.Box(0, 1, (2,), np.float32), gs.Box(0, 1, (2,), np.uint8)])
+def test_the_mask_of_cameras_is_no_state(space: gs.Space) -> None:
+    """Whatever its space, it hides cameras and changes no other token."""
+    net, plain, obs = network(gs.Dict({**OBS.spaces, vla.CAMERA_MASK: space})), network(), seen()
+    masked = {**obs, vla.CAMERA_MASK: torch.tensor([[1, 0], [1, 1]]).to(torch.from_numpy(space.sample()).dtype)}
+    assert net.vectors == [] and len(list(net.parameters())) == len(list(plain.parameters()))
+    torch.testing.assert_close(net(masked).tokens.logits, plain(masked).tokens.logits)
+    other = {**masked, "wrist": torch.where(torch.tensor([True, False])[:, None, None, None], 7, obs["wrist"])}
+    torch.testing.assert_close(net(other).tokens.logits, net(masked).tokens.logits)
+
+
+@sabotaged_by("foresight.nets.sequence.vit.ViT.forward", change("obs", lambda x: x.flip(-1)))
+def test_a_vision_transformer_reads_the_patches() -> None:
+    """Its tokens are the cells, row by row; a margin smaller than a patch is left out, as by a convolution."""
+    spaces = gs.Dict({"front": gs.Box(0, 255, (35, 24, 3), np.uint8), vla.MISSION: TEXT})
+    net = network(spaces, PLACE, images="vit", film_layers=0, head="point", edges=4)
+    image = torch.randint(0, 256, (1, 35, 24, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    obs, read = {"front": image, vla.MISSION: text("take it")}, net.eyes["front"].vit
+    cells = net.features(obs).cells
+    assert net(obs).tokens.logits.shape == (1, 2, 12)
+    patches = (image[:, :32] / 255).view(1, 4, 8, 3, 8, 3).permute(0, 1, 3, 5, 2, 4).reshape(1, 12, -1)  # row by row
+    x = torch.cat([read.class_token, read.embed(patches)], 1) + read.position
+    for block in read.blocks:
+        x, *_ = block(x, None, torch.ones(13, 13, dtype=torch.bool), NO_CACHE, 0)
+    torch.testing.assert_close(cells, read.norm(x)[:, 1:])
+    vla.require_one_path(vla.VLAActorCritic(net), obs)
+
+
 def test_padding_of_the_instruction_changes_nothing() -> None:
     net, obs = network(find=True), seen(1)
     wide = {**obs, vla.MISSION: torch.nn.functional.pad(obs[vla.MISSION], (0, 9))}
@@ -95,6 +125,7 @@ def test_words_are_known_by_the_data() -> None:
     assert (y["go to"] - y["go up"]).abs().max() > 1e-3
 
 
+@sabotaged_by("foresight.nets.sequence.vla.attention_mask", _everything)
 @pytest.mark.parametrize(("blind", "hidden"), [("language", (vla.MISSION,)), ("image", ("front", "wrist"))])
 def test_a_blind_policy_does_not_see(blind: str, hidden: tuple[str, ...]) -> None:
     obs = seen(1)
@@ -186,6 +217,7 @@ def test_mistakes_are_named(tmp_path) -> None:
         ({"action": gs.Discrete(3), "head": "flow"}, "head 'flow' is for actions of a Box"),
         ({"head": "bin"}, "Did you mean 'bins'"),
         ({"blind": "speech"}, "Unknown blind 'speech'"),
+        ({"images": "cnn"}, "Unknown images 'cnn'"),
         ({"action": ARM, "head": "point"}, "begin with x and y from 0 to 1"),
         ({"obs": gs.Dict({"arm": ARM, vla.MISSION: TEXT}), "head": "point"}, "head 'point' needs an image"),
         ({"obs": gs.Dict({"arm": ARM, vla.MISSION: TEXT}), "find": True}, "find needs an image .* Use --no-find"),
@@ -210,9 +242,12 @@ def test_acting_and_training_have_the_same_log_probabilities() -> None:
     net = vla.VLAActorCritic(network())
     torch.manual_seed(0)
     try:
-        vla.require_one_path(net, seen())
+        vla.require_one_path(net, seen(), net.policy(seen()).mode())
+        vla.require_one_path(net.vla, seen())
     except UserError as error:
         raise AssertionError(error) from error
+    with pytest.raises(UserError, match="of the actions of evaluation differ"):
+        vla.require_one_path(net, seen(), -net.policy(seen()).mode())
 
 
 def _down_first(original):

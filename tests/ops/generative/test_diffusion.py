@@ -61,6 +61,27 @@ def test_ddim_with_eta_1_is_ddpm() -> None:
     torch.testing.assert_close(diffusion.step_back(noisy, clean, alpha_bar[1], alpha_bar[0], 1.0, z), clean)
 
 
+@pytest.mark.parametrize(
+    ("before", "eta", "expected"),
+    [
+        # DDIMScheduler(...).set_timesteps(10), .step(noise, 50, noisy, eta=0, use_clipped_model_output=True)
+        (41, 0.0, [1.0629953145980835, -0.39266544580459595, 0.4247211515903473]),
+        # DDPMScheduler(..., variance_type="fixed_small").step(noise, 50, noisy), which drew z
+        (50, 1.0, [1.3474140167236328, -0.44448143243789673, -0.09999024868011475]),
+    ],
+)
+@sabotaged_by("foresight.ops.generative.diffusion.step_back", lambda f: lambda *a: f(*a[:4], 0.5, a[5]))
+@sabotaged_by("foresight.ops.generative.diffusion.predict_clean", lambda f: lambda *a: f(*a) * 1.01)
+def test_steps_are_those_of_diffusers(before: int, eta: float, expected: list[float]) -> None:
+    """diffusers 0.42.1, schedulers of 100 steps with beta_schedule="squaredcos_cap_v2", whose step 50 is level 51."""
+    noisy, noise = torch.tensor([1.1, -0.4, 0.25]), torch.tensor([0.9, -0.3, -1.2])
+    z = torch.tensor([1.5409960746765137, -0.293428897857666, -2.1787893772125244])
+    alpha_bar = diffusion.squared_cosine(100)
+    clean = diffusion.predict_clean(noisy, noise, alpha_bar[51])  # the last one is clipped
+    found = diffusion.step_back(noisy, clean, alpha_bar[51], alpha_bar[before], eta, z)
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
 @sabotaged_by("foresight.ops.generative.diffusion.step_back", lambda f: lambda *a: f(*a[:4], 0.5, a[5]))
 def test_ddim_with_eta_0_keeps_the_noise() -> None:
     """From x_k made of x_0 and ε, the step lands on what `add_noise` makes of the same two, at any other level."""

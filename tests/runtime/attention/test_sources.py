@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from foresight.algorithms.imitation import diffusion_policy, vla
 from foresight.algorithms.policy import ppo
-from foresight.algorithms.sequence import classifier, decision_transformer
+from foresight.algorithms.sequence import classifier, decision_transformer, trajectory_transformer
 from foresight.algorithms.world import storm
+from foresight.envs.base import Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.nets.sequence.attention import KnockOut
@@ -22,12 +25,14 @@ from foresight.nets.sequence.vit import ViT
 from foresight.runtime.attention import draw, sources
 from foresight.runtime.attention.maps import Maps
 from tests import tiny_language
+from tests.algorithms.imitation.scenes import FIELDS, Pointing, Touching
+from tests.nets.sequence import test_vla as networks
 from tests.sabotage import change, sabotaged_by
 
 
-def agent(module: Any, env_name: str, config: Any, **options: Any) -> Any:
+def agent(module: Any, env_name: str, config: Any, env: Any = None, **options: Any) -> Any:
     """What `of_run` reads of an `Agent`, without a run directory."""
-    env = make(env_name, num_envs=1, **options)
+    env = make(env_name, num_envs=1, **options) if env is None else env
     state = module.build(config, env.spaces)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
@@ -44,10 +49,22 @@ STORM = {
     "depth": 1,
 }  # fmt: skip
 DT = decision_transformer.Config(dim=16, context=4, layers=2, heads=2, target_return=9.0)
+VLA = vla.Config(**{**FIELDS, "layers": 2})
+DIFFUSION = diffusion_policy.Config(
+    denoiser="transformer", dim=16, layers=2, heads=2, horizon=8, action_steps=4, diffusion_steps=4, denoising_steps=2
+)
+TT = trajectory_transformer.Config(
+    window=4, context=2, horizon=2, dim=16, layers=1, heads=2, beam_width=2, branches=1, bins=8
+)
 RUNS: dict[str, tuple[Callable[[], Any], int, int]] = {  # agent, tokens, layers
     "gtrxl": (lambda: agent(ppo, "RepeatFirst-v0", ppo.Config(memory="gtrxl", memory_layers=2)), 6, 2),
     "transformer": (lambda: agent(ppo, "RepeatFirst-v0", ppo.Config(memory="transformer", memory_window=8)), 6, 1),
     "decision_transformer": (lambda: agent(decision_transformer, "CartPole-v1", DT), 12, 2),
+    "vla": (lambda: agent(vla, "Pointing", VLA, Pointing(1)), 8, 2),
+    "vla_vit": (lambda: agent(vla, "Pointing", dataclasses.replace(VLA, images="vit"), Pointing(1)), 8, 2),
+    "vla_flow": (lambda: agent(vla, "Touching", dataclasses.replace(VLA, head="flow"), Touching(1)), 7, 2),
+    "diffusion_policy": (lambda: agent(diffusion_policy, "Pendulum-v1", DIFFUSION), 11, 2),
+    "trajectory_transformer": (lambda: agent(trajectory_transformer, "Pendulum-v1", TT), 13, 1),
     "storm": (lambda: agent(storm, "CartPole-v1", storm.Config(**STORM)), 4, 2),
 }
 
@@ -61,11 +78,24 @@ def test_a_run_shows_its_window_and_depends_on_what_it_shows(name: str) -> None:
     for layer in maps.weights:
         assert layer.shape[-1] == tokens
         torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]), msg=lambda text: f"{name}: {text}")
-        assert not layer.triu(1).any()
+        if name.startswith("vla"):  # actions see everything else and themselves, and nothing sees them
+            actions = [i for i, token in enumerate(maps.tokens) if token.startswith("action")]
+            assert not (layer * (1 - torch.eye(tokens)))[..., actions].any()
+        else:
+            assert not layer.triu(1).any()
     query = layers and maps.weights[-1].shape[-2] - 1
     if name == "decision_transformer":
         query = tokens - 2  # actions are predicted at observations
         assert maps.tokens[-3:] == ("return 5", "obs 5", "action 5")
+    if name.startswith("vla"):
+        assert maps.tokens[:4] == ("image 0", "image 1", "image 2", "image 3") and "point" in maps.tokens
+        assert maps.tokens[-2:] == (("away", "begin") if name == "vla_flow" else ("begin", "action 0"))
+    if name == "diffusion_policy":
+        assert maps.tokens[:4] == ("level", "obs t-1", "obs t", "action 0")
+    if name == "trajectory_transformer":  # its context of two steps, and the observation of now
+        step = ("obs0", "obs1", "obs2", "action", "reward")
+        every = [f"{x} {t}" for t in ("t-2", "t-1", "t") for x in step]
+        assert maps.tokens == tuple(every[:13])
     strongest = int(maps.view("mean")[-1][query].argmax())
     effect = maps.effect([KnockOut(layers - 1, None, query, strongest)])
     assert effect["change"] > 1e-5
@@ -74,6 +104,64 @@ def test_a_run_shows_its_window_and_depends_on_what_it_shows(name: str) -> None:
         assert {what for what, _ in effect["before"]} == {"action 0", "action 1"}
         # What follows the last observation is invisible to it.
         assert maps.effect([KnockOut(layers - 1, None, tokens - 1, 0)])["change"] < 1e-6
+
+
+@sabotaged_by("foresight.runtime.attention.sources._only", lambda f: lambda found, keys, names: found)
+def test_a_vla_shows_the_tokens_that_it_sees() -> None:
+    net, obs = networks.network(find=True), {**networks.seen(1), "camera_mask": torch.tensor([[1, 0]])}
+    maps = sources.of_vla(net, obs)
+    assert maps.tokens == (
+        "front 0", "front 1", "front 2", "found", "go", "to", "the", "red", "ball", "begin", "action 0", "action 1",
+        "action 2",
+    )  # fmt: skip
+    logits = net(obs).tokens.logits[0].detach()
+    torch.testing.assert_close(maps.output[-3:], logits)
+    best = maps.likeliest(maps.output[-2], 1)[0]
+    assert best == (f"bin {int(logits[1].argmax())}", pytest.approx(float(logits[1].softmax(-1).max())))
+    for layer in maps.weights:
+        torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
+    # Knock-outs count the tokens that are shown: 7 is "red", and 9 is "begin", whose last layer no action reads.
+    assert maps.effect([KnockOut(1, None, 12, 7)])["change"] > 1e-5 > maps.effect([KnockOut(1, None, 9, 7)])["change"]
+
+
+def test_ppo_shows_the_vla_that_it_fine_tunes(tmp_path: Path) -> None:
+    state = vla.build(VLA, Pointing.spaces)
+    vla.export(state, tmp_path)
+    made = agent(ppo, "Pointing", ppo.Config(policy=str(tmp_path)), Pointing(1))
+    maps = sources.of_run(made)
+    assert len(maps.tokens) == 8 and maps.tokens[-1] == "action 0"
+    obs = made.env.reset(0)
+    torch.testing.assert_close(maps.output[-1:], made.state.network.vla(obs).tokens.logits[0])
+
+
+@sabotaged_by("foresight.runtime.attention.sources._attentive", lambda f: lambda *args: f(*args)[:1])
+def test_the_network_that_acts_is_shown() -> None:
+    """Of a diffusion policy, the average of the weights."""
+    made = RUNS["diffusion_policy"][0]()
+    for parameter in made.state.policy.parameters():
+        torch.nn.init.zeros_(parameter)
+    try:
+        maps = sources.of_run(made, steps=1)
+    except UserError as error:
+        raise AssertionError(error) from error
+    assert maps.weights[0][:, -1].std() > 1e-3  # zeros attend evenly
+
+
+def test_the_image_is_shown_instead_of_time() -> None:
+    """PPO with --images vit and a memory has both."""
+    env, spaces = Pointing(1), Spaces(Pointing.spaces.obs["image"], Pointing.spaces.action)
+    seen = env.reset(0)["image"]
+    feedback = SimpleNamespace(obs=seen, reward=torch.zeros(1), cut=torch.ones(1))
+    plain = SimpleNamespace(spaces=spaces, reset=lambda seed: seen, step=lambda action: feedback)
+    made = agent(ppo, "Pointing", ppo.Config(images="vit:16", memory="gtrxl", memory_layers=1), plain)
+    assert sources.of_run(made).tokens == ("t=0",)
+    maps = sources.of_run(made, images=True)
+    assert maps.tokens == ("class", "0,0", "0,1", "1,0", "1,1") and len(maps.weights) == 4
+    assert torch.equal(maps.image, seen[0].permute(2, 0, 1))
+    alone = sources.of_run(agent(ppo, "Pointing", ppo.Config(images="vit:16"), plain), images=True)
+    of_vla = sources.of_run(RUNS["vla_vit"][0](), images=True)
+    assert of_vla.tokens == maps.tokens and len(of_vla.weights) == 2
+    assert alone.tokens == maps.tokens and alone.effect([KnockOut(3, None, 0, 1)])["change"] > 1e-6
 
 
 def test_a_run_without_attention_is_refused() -> None:
