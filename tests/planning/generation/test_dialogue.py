@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.language import dapo, dr_grpo, grpo, gspo, rloo
+from foresight.algorithms.language import dapo, dr_grpo, grpo, gspo, rlhf_ppo, rloo
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.episode import Reply
 from foresight.errors import LostError, UserError
@@ -18,7 +18,7 @@ from foresight.planning.generation import decoding, dialogue, rollout
 from foresight.training import corpus
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
-from tests.tiny_conversations import TEMPLATE, Concurrent, Echo, conversational, model, task
+from tests.tiny_conversations import TEMPLATE, Concurrent, Echo, conversational, model, task, where_they_are
 
 
 def converse(policy: LanguageModel, what: TextTask, group: int = 2, tokens: int = 4, temperature: float = 1.0) -> Any:
@@ -415,4 +415,27 @@ def test_grpo_improves_on_conversations() -> None:
     before = outcome(state.policy, what)
     for _, metrics, _ in grpo.train(config, what, state):
         assert metrics["turns"] <= 2
+    assert outcome(state.policy, what) > before + 0.3
+
+
+class First(Echo):
+    """Rewards the vowels of the first turn alone."""
+
+    def parts(self) -> dict[str, float]:
+        self.texts = self.texts[:1]
+        return super().parts()
+
+
+@sabotaged_by("foresight.data.text.TokenBatch.steps", where_they_are)
+def test_ppo_credits_the_first_turn_with_a_reward_at_the_end() -> None:
+    config = rlhf_ppo.Config(
+        model=tiny_language.folder(), steps=12, prompts=8, group=4, minibatches=2, max_new_tokens=4, gae_lambda=1.0,
+        kl_coef=0.0, learning_rate=0.01, value_learning_rate=0.01,
+    )  # fmt: skip
+    state = rlhf_ppo.build(config)
+    conversational(state.policy)
+    what = dataclasses.replace(task(), episode=lambda one: First(str(one.prompt), 2))
+    before = outcome(state.policy, what)
+    for _ in rlhf_ppo.train(config, what, state):
+        pass
     assert outcome(state.policy, what) > before + 0.3
