@@ -128,8 +128,8 @@ class ActionCode(nn.Module):
         self.width: int = int(space.n) if isinstance(space, gs.Discrete) else int(space.shape[0])  # type: ignore[index]
         self.first = int(space.start) if isinstance(space, gs.Discrete) else 0
         if isinstance(space, gs.Box):
-            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32))
-            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32))
+            self.register_buffer("low", torch.tensor(space.low, dtype=torch.float32))
+            self.register_buffer("high", torch.tensor(space.high, dtype=torch.float32))
 
     def encode(self, action: Tensor) -> Tensor:
         """`[..., width]`; actions of a Box outside the bounds are clipped to them, as the environment does."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.world import lewm
+from foresight.algorithms.world import lewm, tdmpc2
 from foresight.envs.make import make
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "two_rooms.py"
@@ -39,7 +39,9 @@ def test_the_data_are_those_of_lewm() -> None:
 
 
 @pytest.mark.parametrize("agent", made["AGENTS"])
-def test_each_agent_trains_and_acts(agent: str) -> None:
+def test_each_agent_trains_and_acts(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, few = tdmpc2.Config, {"candidates": 8, "proposals": 2, "elites": 2, "iterations": 1}
+    monkeypatch.setattr(tdmpc2, "Config", lambda **given: full(**{**given, **few}))
     found = made["cell"]("TwoRoom", agent, 0, updates=2, episodes=16)
     assert 0 <= found["success"] <= 1 and found["updates"] == 2 and found["data_steps"] == 960
     assert (found["rewarded_steps"] is None) == (agent == "LeWorldModel")

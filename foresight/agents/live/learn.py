@@ -123,7 +123,7 @@ def _likeliest(policy: LanguageModel, turn: Turn, config: Config) -> torch.retur
     if config.hint_guidance != 1:
         plain = _next(policy, _batch(turn), turn.temperature)
         teacher = torch.lerp(plain, teacher, config.hint_guidance).log_softmax(-1)
-    return teacher.topk(config.hint_top_k)
+    return teacher.topk(min(config.hint_top_k, teacher.shape[-1]))
 
 
 def _next(model: LanguageModel, batch: TokenBatch, temperature: float) -> Tensor:

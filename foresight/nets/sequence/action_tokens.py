@@ -44,8 +44,8 @@ class ActionTokens(nn.Module):
         elif isinstance(space, gs.Box) and len(space.shape) in (1, 2) and np.isfinite([space.low, space.high]).all():
             sizes = [edges - 1] * int(np.prod(space.shape))
             sizes = sizes if grid is None else [grid[0] * grid[1]] * points + sizes[2 * points :]
-            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32).flatten())
-            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32).flatten())
+            self.register_buffer("low", torch.tensor(space.low, dtype=torch.float32).flatten())
+            self.register_buffer("high", torch.tensor(space.high, dtype=torch.float32).flatten())
         else:
             raise UserError(
                 f"Actions must be Discrete, MultiDiscrete or a bounded Box of one or two dims, not {space}."

@@ -178,6 +178,7 @@ def test_ranges_are_those_of_the_data() -> None:
     action[:, 2] = 0.25  # constant: it keeps the space's
     code.fit(action)
     torch.testing.assert_close(code.low, torch.tensor([-0.49, -0.49, -1.0]))
+    assert (ARM.low == -1).all()  # the space of the environment stays as it is
     outside = code.decode(code.encode(torch.tensor([9.0, -9.0, 9.0])))
     assert outside[0] == pytest.approx(0.49, abs=0.01) and outside[1] == pytest.approx(-0.49, abs=0.01)
 
