@@ -42,7 +42,7 @@ from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets.models.latent_actor import LatentActor, action_width
 from foresight.nets.models.rssm import RSSM
-from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model
+from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model, recompute
 from foresight.ops import schedules
 from foresight.training import imagination, optim
 
@@ -94,6 +94,7 @@ class Config:
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     decoder: bool = True  # observations are reconstructed; without: R2-Dreamer's redundancy reduction instead
     redundancy_coef: float = 0.05  # of that loss; R2-Dreamer's code
+    gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
@@ -131,6 +132,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             config.blocks, config.unimix, config.free_nats, config.units, decoded=config.decoded,
             decoder=config.decoder,
         )  # fmt: skip
+        if config.gradient_checkpointing:
+            recompute(model)
         actor = LatentActor(spaces.action, model.size, config.units, config.layers, config.unimix)
         critic = TwoHotMLP(model.size, config.units, config.layers)
         model, actor, critic = model.to(device), actor.to(device), critic.to(device)

@@ -53,7 +53,7 @@ from foresight.errors import UserError
 from foresight.nets.models.contrastive import Contrastive
 from foresight.nets.models.latent_actor import LatentActor, action_width
 from foresight.nets.models.storm import STORM, CausalTransformer, RecurrentSequence, SequenceModel
-from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model
+from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model, recompute
 from foresight.ops import schedules
 from foresight.training import imagination, optim
 
@@ -110,6 +110,7 @@ class Config:
     depth: int = 16  # channels of the image encoder: 2, 3, 4 and 4 times this
     patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
+    gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
@@ -158,6 +159,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             config.unimix, config.free_nats, config.units, config.layers, contrastive, config.sequence_length,
             config.decoded,
         )  # fmt: skip
+        if config.gradient_checkpointing:
+            recompute(model)
         actor = LatentActor(spaces.action, model.size, config.units, config.layers, unimix=0.0)
         critic = TwoHotMLP(model.size, config.units, config.layers)
         model, actor, critic = model.to(device), actor.to(device), critic.to(device)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from foresight.algorithms.world import dreamer, storm
-from foresight.data.sequences import Arrival
+from foresight.data.sequences import Arrival, arrivals
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
@@ -26,6 +26,7 @@ from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, si
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
 from tests.algorithms.world.world_runs import DREAMER, near, reward_of
+from tests.kept import kept
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 CONFIG = storm.Config(
@@ -209,6 +210,26 @@ def test_a_search_in_the_model_corrects_the_actor(module: Any, config: Any, monk
     assert module.act(state, obs)[0].tolist() == [2] * 8
 
 
+@sabotaged_by("foresight.nets.models.world_model.recompute", lambda f: lambda model: None)
+@pytest.mark.parametrize(("module", "config"), [(dreamer, DREAMER), (storm, CONFIG)], ids=["dreamer", "storm"])
+def test_gradient_checkpointing_keeps_less_for_the_same_loss(module: Any, config: Any) -> None:
+    spaces = Spaces(gs.Box(0, 255, (3, 32, 32), np.uint8), gs.Discrete(2))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    batch = Trajectory(images, torch.eye(2).expand(2, 2, 2).repeat(1, 2, 1), *torch.zeros(3, 2, 4))
+    sizes, losses = [], []
+    for checkpointing in (False, True):
+        state = module.build(dataclasses.replace(config, gradient_checkpointing=checkpointing), spaces)
+
+        def loss(state: Any = state) -> None:
+            terms, _ = state.model.loss(state.model.initial(2), batch, arrivals(batch), state.inner)
+            losses.append(torch.stack([term.mean() for term in terms.values()]))
+
+        sizes.append(kept(loss))
+    torch.testing.assert_close(losses[1], losses[0])
+    assert sizes[1] < 0.5 * sizes[0]
+
+
 MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
@@ -217,6 +238,7 @@ MISTAKES = [
     ({"replay_size": 16}, "replay_size 16 is too small"),
     ({"context": 5}, "context 5 is more than sequence_length 4"),
     ({"imagined_last": 5}, "imagined_last 5 is more than sequence_length 4"),
+    ({"gradient_checkpointing": True}, "these observations are numbers"),
     ({"heads": 3}, "dim=16 is not a multiple of heads=3"),
 ]
 
