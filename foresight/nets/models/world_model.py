@@ -6,8 +6,12 @@ observation and no action (`data.sequences`). `cut` is 1 on that last row, and t
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import itertools
 import math
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -109,11 +113,19 @@ def decodes(model: Any) -> bool:
     return hasattr(model, "decode") and getattr(model, "decoder", True) is not None
 
 
+class RMSNorm(nn.RMSNorm):
+    """nn.RMSNorm in float32, also of what autocast made bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return super().forward(x.float())
+
+
 class Dense(nn.Sequential):
     """A linear layer, RMSNorm and SiLU, initialized as in DreamerV3's code: truncated normal, variance 1 / inputs."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(linear(inputs, outputs), nn.RMSNorm(outputs, eps=EPS), nn.SiLU())
+        super().__init__(linear(inputs, outputs), RMSNorm(outputs, eps=EPS), nn.SiLU())
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., inputs]` to `[..., outputs]`; on a CPU, norm and SiLU are one loop."""
@@ -124,9 +136,17 @@ class Dense(nn.Sequential):
         return fused_latent.norm_silu(self[0](x), self.get_parameter("1.weight"), EPS)
 
 
-def linear(inputs: int, outputs: int, scale: float = 1.0) -> nn.Linear:
+class Logits(nn.Linear):
+    """A linear layer whose outputs are float32 under autocast too, as probabilities and losses need them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., inputs]` to `[..., outputs]`."""
+        return super().forward(x).float()
+
+
+def linear(inputs: int, outputs: int, scale: float = 1.0, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
     """A linear layer with truncated normal weights of variance scale² / inputs and bias 0."""
-    layer = nn.Linear(inputs, outputs)
+    layer = kind(inputs, outputs)
     nn.init.zeros_(layer.bias)
     truncated(layer.weight, inputs, scale)
     return layer
@@ -142,10 +162,10 @@ def truncated(weight: Tensor, inputs: int, scale: float = 1.0) -> None:
 
 
 def mlp(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0) -> nn.Sequential:
-    """`layers` of `Dense` and a linear layer whose initial weights are times `scale`."""
+    """`layers` of `Dense` and a linear layer with float32 outputs, whose initial weights are times `scale`."""
     sizes = [inputs] + [units] * layers
     hidden = [Dense(a, b) for a, b in itertools.pairwise(sizes)]
-    return nn.Sequential(*hidden, linear(sizes[-1], outputs, scale))
+    return nn.Sequential(*hidden, linear(sizes[-1], outputs, scale, Logits))
 
 
 class TwoHotMLP(nn.Module):
@@ -324,7 +344,8 @@ class ImageDecoder(nn.Module):
         for i, layer in enumerate(self.up):
             x = layer(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
             x = functional.silu(self.up_norms[i](x)) if i < len(self.up_norms) else x
-        return torch.sigmoid(x if self.squares is None else functional.pixel_shuffle(self.squares(x), self.patch))
+        x = x if self.squares is None else functional.pixel_shuffle(self.squares(x), self.patch)
+        return torch.sigmoid(x.float())
 
 
 def in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -351,6 +372,31 @@ def recompute(model: nn.Module) -> None:
         )
     for part in found:
         part.recomputed = True
+
+
+@functools.cache
+def compiled_step(step: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+    """A step of imagination, by torch.compile with a `backend`; the same if that is None.
+
+    The model is an argument of `step`, so one compiled function serves all models, and a copy of a model has no other's
+    weights.
+    """
+    return step if backend is None else torch.compile(step, backend=backend)
+
+
+def compile_steps(model: nn.Module, device: str | torch.device) -> None:
+    """Let the steps of imagination be compiled, the first time that they are taken.
+
+    Raises UserError for a model whose steps cannot be compiled, and if the compiler for the device is not installed.
+    """
+    if not hasattr(model, "backend"):
+        raise UserError(f"The steps of {type(model).__name__} cannot be compiled: leave out --compile.")
+    kind = torch.device(device).type
+    if kind == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise UserError("compile needs a C++ compiler on a CPU: install g++, or leave out --compile.")
+    if kind == "cuda" and importlib.util.find_spec("triton") is None:
+        raise UserError("compile needs the package triton: pip install triton, or leave out --compile.")
+    model.backend = "inductor"
 
 
 ObsModel = Vectors | Images

@@ -125,5 +125,16 @@ def test_recomputed_images_have_the_same_values_and_gradients(patch: int, monkey
         found.append([features.detach(), drawn.detach(), *grads])
         world_model.recompute(model)
     torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
-    with pytest.raises(UserError, match="gradient_checkpointing .* these observations are numbers"):
+    with pytest.raises(UserError, match=r"gradient_checkpointing .* these observations are numbers"):
         world_model.recompute(world_model.Vectors(gs.Box(-1, 1, (3,)), 4, 1))
+
+
+@sabotaged_by("foresight.nets.models.world_model.Logits.forward", lambda f: torch.nn.Linear.forward)
+@sabotaged_by("foresight.nets.models.world_model.RMSNorm.forward", lambda f: torch.nn.RMSNorm.forward)
+def test_norms_and_outputs_are_float32_where_products_are_not() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+        hidden = world_model.Dense(4, 8)(x)
+        outputs = [world_model.TwoHotMLP(4, 8, 1)(x).choice.logits, world_model.mlp(4, 8, 1, 2)(x)]
+        assert world_model.linear(4, 8)(x).dtype == torch.bfloat16
+    assert all(y.dtype == torch.float32 for y in (hidden, *outputs))
