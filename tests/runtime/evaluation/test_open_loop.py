@@ -114,7 +114,9 @@ def test_a_model_without_a_decoder_has_the_error_of_its_latent_relative_to_that_
         assert found["latent"] == pytest.approx([math.nan, *[error] * 4], nan_ok=True)
 
 
-@sabotaged_by("foresight.runtime.evaluation.open_loop._blocks", change("rows", lambda x: x.replace(obs=x.obs.roll(1, 1))))
+@sabotaged_by(
+    "foresight.runtime.evaluation.open_loop._blocks", change("rows", lambda x: x.replace(obs=x.obs.roll(1, 1)))
+)
 def test_a_step_of_a_model_of_blocks_is_a_block_of_actions() -> None:
     for step, error in ((1.0, 0), (3.0, 4)):
         found = predicted(Blocks(step), context=1)
