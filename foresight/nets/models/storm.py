@@ -279,9 +279,9 @@ class STORM(nn.Module):
             features.append(torch.cat([stoch, deter], -1))
             actions.append(action)
             deters.append(deter)
-        ahead = torch.stack(deters, 1)
-        states, discount = torch.stack(features, 1), self.continues(ahead).squeeze(-1).sigmoid()
-        return imagined(states, actions, self.reward(ahead).mean(), discount)
+        later = torch.stack(deters, 1)
+        states, discount = torch.stack(features, 1), self.continues(later).squeeze(-1).sigmoid()
+        return imagined(states, actions, self.reward(later).mean(), discount)
 
     def _ahead(self, stoch: Tensor, action: Tensor, memory: Any) -> tuple[Tensor, Tensor, Any]:
         """h after one more token, the logits of the next latent, and the memory."""
