@@ -96,7 +96,7 @@ class Config:
     decoder: bool = True  # observations are reconstructed; without: R2-Dreamer's redundancy reduction instead
     redundancy_coef: float = 0.05  # of that loss; R2-Dreamer's code
     precision: str = "float32"  # of the world model: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
-    compile: bool = False  # the step of imagination by torch.compile, which takes a minute once
+    compile: bool = False  # the step of imagination by torch.compile, when it is first taken
     gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core

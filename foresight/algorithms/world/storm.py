@@ -112,7 +112,7 @@ class Config:
     patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     precision: str = "float32"  # of the world model: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
-    compile: bool = False  # the step of imagination by torch.compile, which takes a minute once
+    compile: bool = False  # the step of imagination by torch.compile, when it is first taken
     gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
