@@ -116,19 +116,19 @@ def test_pixels_that_make_no_sense_are_refused() -> None:
 
 RUNS: dict[str, dict[str, Any]] = {
     "planet": {
-        "env_options": {"pixels": 32, "gray": True, "time_limit": 20}, "seed_episodes": 1, "updates": 1,
-        "batch_size": 2, "sequence_length": 6, "replay_size": 100, "candidates": 4, "elites": 2, "iterations": 1, "horizon": 2, "deter": 8, "stoch": 4,
-        "hidden": 8, "units": 8, "layers": 1, "depth": 1, "patch": 8, "decoded": 2, "steps": 40,
+        "env_options": {"pixels": 32, "time_limit": 20}, "seed_episodes": 1, "updates": 1, "batch_size": 2,
+        "sequence_length": 6, "replay_size": 100, "candidates": 4, "elites": 2, "iterations": 1, "horizon": 2,
+        "deter": 8, "stoch": 4, "hidden": 8, "units": 8, "layers": 1, "depth": 1, "patch": 8, "decoded": 2, "steps": 40,
     },
     "tdmpc2": {
         "env_options": {"pixels": 40, "gray": True, "frame_stack": 3, "time_limit": 8}, "learning_starts": 8,
-        "batch_size": 2, "replay_size": 100, "candidates": 4, "proposals": 1, "elites": 2, "iterations": 1, "latent_size": 8, "hidden": 8,
-        "channels": 2, "steps": 12,
+        "batch_size": 2, "replay_size": 100, "candidates": 4, "proposals": 1, "elites": 2, "iterations": 1,
+        "latent_size": 8, "hidden": 8, "channels": 2, "steps": 10,
     },
     "dreamer": {
         "env_options": {"pixels": 32, "time_limit": 8}, "learning_starts": 8, "batch_size": 2, "sequence_length": 4,
-        "train_ratio": 4, "replay_size": 100, "deter": 16, "hidden": 8, "groups": 2, "classes": 4, "blocks": 1, "units": 8, "layers": 1,
-        "depth": 1, "patch": 8, "decoded": 2, "steps": 16,
+        "replay_size": 100, "train_ratio": 4, "deter": 16, "hidden": 8, "groups": 2, "classes": 4, "blocks": 1,
+        "units": 8, "layers": 1, "depth": 1, "patch": 8, "decoded": 2, "steps": 16,
     },
 }  # fmt: skip
 
@@ -139,9 +139,9 @@ def test_world_models_learn_continuous_actions_from_frames(name: str, tmp_path: 
     assert done.evaluation is not None and np.isfinite(done.evaluation.mean)
     if name == "planet":
         inside = imagined.make(done.path, 2, horizon=3)
-        assert inside.reset(0).shape == (2, 32, 32)
+        assert inside.reset(0).shape == (2, 32, 32, 3)
         feedback = inside.step(torch.ones(2, 1))
-        assert feedback.obs.dtype == torch.uint8 and feedback.obs.shape == (2, 32, 32)
+        assert feedback.obs.dtype == torch.uint8 and feedback.obs.shape == (2, 32, 32, 3)
         agent = done.load()
         found = open_loop.observe_and_predict(agent.module, agent.state, agent.env, 0, horizon=4, count=1, context=4)
         assert found.images and np.isfinite(found.errors()["observation"]).all()
