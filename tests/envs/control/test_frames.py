@@ -62,7 +62,7 @@ class _Declared:
 _Declared.__module__ = "envpool.mujoco.dmc"
 
 
-def test_what_cannot_be_drawn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_drawn_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     frames._broken.cache_clear()
     failed = subprocess.CompletedProcess([], 134, "", "terminate called\n  what():  failed to initialize EGL\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
