@@ -25,7 +25,13 @@ def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any], parts: 
             "Write one with: foresight data episodes RUN --episodes 100 --out DIR"
         )
     if parts:
-        return embodiments.join([_embodied(path, obs, action, parts) for path in data], parts)
+        owners = [_owner(path, parts) for path in data]
+        found = [
+            embodiments.pad(read(own, part.obs, part.action), number, part, obs, action)
+            for number, part in enumerate(parts)
+            if (own := [path for path, owner in zip(data, owners, strict=True) if owner == number])
+        ]
+        return embodiments.join(found, parts)
     found, speeds = [], {}
     for path in data:
         if lerobot.is_data_set(path):
@@ -39,12 +45,13 @@ def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any], parts: 
     return episodes.join(found)
 
 
-def _embodied(path: str, obs: gs.Space[Any], action: gs.Space[Any], parts: Sequence[Embodiment]) -> Episodes:
-    """The episodes of a folder of one of several embodiments, in their shared spaces."""
+def _owner(path: str, parts: Sequence[Embodiment]) -> int:
+    """The number of the one embodiment whose spaces the folder `path` has. Raises UserError for none, and for two."""
     fit, refused = [], []
     for number, part in enumerate(parts):
         try:
-            fit.append(embodiments.pad(read((path,), part.obs, part.action), number, part, obs, action))
+            (lerobot if lerobot.is_data_set(path) else episodes).check(path, part.obs, part.action)
+            fit.append(number)
         except UserError as error:
             refused.append(f"'{part.name}': {error}")
     if len(fit) > 1:
