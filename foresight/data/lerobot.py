@@ -64,9 +64,9 @@ def sample(
 
     For each name the K values `[B, K, ...]` that are so many seconds after the frame, and `NAME_is_pad` `[B, K]` bool:
     true outside of the episode, where the value is that of its nearest frame. An episode of T actions has T frames,
-    also where Minari has a final observation. Names are `action`, `next.reward`, `observation.state` (vectors of floats,
-    one after the other), `observation.images.CAMERA`, and `observation.KEY` of dict observations. Source: LeRobot's
-    `LeRobotDataset._get_query_indices`.
+    also where Minari has a final observation. Names are `action`, `next.reward`, `observation.state` (vectors of
+    floats, one after the other), `observation.images.CAMERA`, and `observation.KEY` of dict observations. Source:
+    LeRobot's `LeRobotDataset._get_query_indices`.
 
     Raises UserError for another name, for a time between two frames, and for a frame that there is not.
     """

@@ -24,7 +24,7 @@ def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any], parts: 
             "No data given: add --data DIR, with one or more folders of episodes. "
             "Write one with: foresight data episodes RUN --episodes 100 --out DIR"
         )
-    if parts:
+    if parts and data:
         owners = [_owner(path, parts) for path in data]
         found = [
             embodiments.pad(read(own, part.obs, part.action), number, part, obs, action)
