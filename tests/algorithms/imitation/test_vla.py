@@ -99,6 +99,16 @@ def test_one_policy_learns_two_embodiments(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(state.policy.actions.low, torch.tensor([[-1.0, -1], [-0.5, -1]]))
 
 
+def test_reward_trains_one_of_two_embodiments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    env, found = _of_both(8)
+    one = multi_task.make("Pointing,Touching", lambda name, num_envs: ENVS[name](num_envs), 4, True, "Touching")
+    monkeypatch.setattr(offline, "read", lambda *_: found)
+    vla.export(last(vla, dataclasses.replace(CONFIG, steps=2), env), tmp_path / "export")
+    config = dataclasses.replace(PPO, policy=str(tmp_path), num_envs=4, steps=16)
+    *_, (step, metrics, _) = ppo.train(config, one)
+    assert step == 16 and abs(metrics["approx_kl"]) < 1
+
+
 @pytest.mark.parametrize("blind", ["language", "image"])
 def test_a_blind_policy_guesses(blind: str) -> None:
     config = dataclasses.replace(CONFIG, blind=blind, sample=False)
