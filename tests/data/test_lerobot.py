@@ -143,7 +143,7 @@ def _crosses(original):
 @sabotaged_by("foresight.data.episodes.Episodes.around", _crosses)
 @sabotaged_by("foresight.data.lerobot.offsets", change("times", lambda times: [-time for time in times]))
 def test_samples_by_time_stay_in_their_episode(folder: Path) -> None:
-    """Of two episodes, of 3 and 1 frames at 10 a second; LeRobot repeats the nearest frame and says so."""
+    """Of two episodes, of 3 and 1 frames at 10 a second; LeRobot repeats the nearest frame and marks it."""
     asked = {"observation.state": [-0.1, 0.0], "action": [0.0, 0.1, 0.2], "next.reward": [0.1]}
     for found in (DATA, lerobot.read(folder, OBS, ACTION)[0]):  # as Minari has them, and as LeRobot has
         got = lerobot.sample(found, torch.tensor([0, 1, 2, 3]), asked, 10)
