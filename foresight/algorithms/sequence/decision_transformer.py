@@ -27,6 +27,7 @@ from foresight.data import trees
 from foresight.data.episodes import Episodes, Window
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Spaces
+from foresight.nets import precision
 from foresight.nets.sequence import decision
 from foresight.nets.sequence.decision import DecisionTransformer
 from foresight.ops import schedules
@@ -59,6 +60,7 @@ class Config:
     heads: int = 1  # the paper's
     dropout: float = 0.1  # the paper's
     max_length: int = 1_000  # time steps with an embedding of their own; the official code's
+    precision: str = "float32"  # "float32", "bfloat16" (the transformer runs under autocast) or "auto" (the faster one)
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
@@ -77,11 +79,13 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network and optimizer. Raises UserError for spaces and settings that are not supported."""
     errors.at_least(1, config, "context", "batch_size", "dim", "layers", "heads", "max_length")
+    halved = precision.dtype(config.precision, device) is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         net = DecisionTransformer(
-            spaces.obs, spaces.action, config.dim, config.layers, config.heads, config.max_length, config.dropout
-        ).to(device)
+            spaces.obs, spaces.action, config.dim, config.layers, config.heads, config.max_length, config.dropout,
+            bfloat16=halved,
+        ).to(device)  # fmt: skip
     optimizer = torch.optim.AdamW(net.parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True)
     return State(config, net, optimizer, torch.Generator().manual_seed(config.seed))
 

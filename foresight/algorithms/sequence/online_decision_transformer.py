@@ -33,6 +33,7 @@ from foresight.data.episodes import Window
 from foresight.data.trajectory import Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
+from foresight.nets import precision
 from foresight.nets.imitation import ActionDistribution
 from foresight.nets.sequence import decision
 from foresight.nets.sequence.decision import DecisionTransformer
@@ -73,6 +74,7 @@ class Config:
     heads: int = 1  # 4 in the paper
     dropout: float = 0.1  # the paper's
     max_length: int = 1_000  # time steps with an embedding of their own
+    precision: str = "float32"  # "float32", "bfloat16" (the transformer runs under autocast) or "auto" (the faster one)
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
@@ -103,12 +105,13 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     )  # fmt: skip
     if config.initial_alpha <= 0:
         raise errors.UserError(f"initial_alpha must be above 0, not {config.initial_alpha:g}.")
+    halved = precision.dtype(config.precision, device) is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         actions = ActionDistribution(spaces.action).to(device)
         net = DecisionTransformer(
             spaces.obs, spaces.action, config.dim, config.layers, config.heads, config.max_length, config.dropout,
-            actions.outputs,
+            actions.outputs, halved,
         ).to(device)  # fmt: skip
     log_alpha = nn.Parameter(torch.tensor(math.log(config.initial_alpha), device=device))
     return State(

@@ -13,7 +13,8 @@ AdamW with warmup and a cosine schedule, CEM with the cost of the last step only
 
 Differences: a small convolutional encoder for 32 × 32 pixels instead of a vision transformer for 224 × 224; no dropout;
 float32 (bfloat16 is known to diverge); actions are scaled to [-1, 1] by the bounds of the space, not by their standard
-deviation; planning starts from one image, whatever the history; the mean of the elites is not a candidate.
+deviation; planning starts from one image, whatever the history; the mean of the elites is not a candidate; a plan may
+hold its actions for several steps, as random behavior does.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Config:
     elites: int = 30  # of CEM; the paper's
     iterations: int = 10  # of CEM; the paper's, 30 on its PushT
     plan_std: float = 1.0  # of the first candidates; the paper's
+    plan_hold: int = 1  # env steps for which an action of a plan is held, a divisor of `block`; the paper: 1
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
@@ -144,13 +146,18 @@ def plan(state: State, obs: Tree) -> Tensor:
 
     def score(blocks: Tensor) -> Tensor:
         batch, count, *_ = blocks.shape
-        last = model.imagine(z.repeat_interleave(count, 0), blocks.flatten(0, 1))
+        last = model.imagine(z.repeat_interleave(count, 0), held(blocks.flatten(0, 1), model.actions, config.plan_hold))
         return -(last.view(batch, count, -1) - goal.unsqueeze(1)).square().sum(-1)
 
-    width = config.block * model.actions
+    width = config.block // config.plan_hold * model.actions
     first = cem.initial(len(z), config.horizon, width, config.plan_std, z.device)
     found = cem.cem(score, first, config.candidates, config.elites, config.iterations, state.generator)
-    return found.mean.view(len(z), -1, model.actions)
+    return held(found.mean, model.actions, config.plan_hold).view(len(z), -1, model.actions)
+
+
+def held(blocks: Tensor, actions: int, steps: int) -> Tensor:
+    """`[..., K · actions]` with each of the K actions repeated for `steps`: `[..., K · steps · actions]`."""
+    return blocks.unflatten(-1, (-1, actions)).repeat_interleave(steps, -2).flatten(-2)
 
 
 def reset_carry(carry: Tree, cut: Tensor) -> Tree:
@@ -241,11 +248,13 @@ def _check(config: Config, spaces: Spaces) -> tuple[gs.Space[Any], gs.Box]:
         raise UserError(f"lewm plans continuous actions: it needs a bounded Box with one dim, not {box}.")
     errors.at_least(
         1, config, "num_envs", "hold", "block", "history", "slices", "dim", "depth", "width", "layers", "heads",
-        "hidden", "horizon", "candidates", "elites", "iterations",
+        "hidden", "horizon", "candidates", "elites", "iterations", "plan_hold",
     )  # fmt: skip
     errors.at_least(2, config, "batch_size")
     errors.between(1, config.candidates, config, "elites")
     errors.between(1, config.horizon, config, "executed")
+    if config.block % config.plan_hold:
+        raise UserError(f"plan_hold is {config.plan_hold}, which does not divide a block of {config.block} env steps.")
     least = (config.history * config.block + 1) * config.num_envs
     errors.at_least(least, config, "data_steps")
     return parts["image"], box

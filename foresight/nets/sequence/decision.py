@@ -22,7 +22,8 @@ class DecisionTransformer(nn.Module):
 
     An embedding of the time step in the episode, at most `max_length`, is added to its three tokens; there are no other
     positions. `scale` divides returns; it and the statistics of the observations are buffers, taken from the data.
-    `outputs` is the number of outputs per action; None: the width of its vector.
+    `outputs` is the number of outputs per action; None: the width of its vector. With `bfloat16` the transformer runs
+    under autocast; what is before and after it stays float32.
     """
 
     scale: Tensor
@@ -38,9 +39,10 @@ class DecisionTransformer(nn.Module):
         max_length: int,
         dropout: float,
         outputs: int | None = None,
+        bfloat16: bool = False,
     ) -> None:
         super().__init__()
-        self.obs_space, self.action_space, self.max_length = obs, action, max_length
+        self.obs_space, self.action_space, self.max_length, self.autocast = obs, action, max_length, bfloat16
         self.inputs, self.actions = NormalizedObs(obs), ActionCode(action)
         self.embed_return, self.embed_obs = nn.Linear(1, dim), nn.Linear(self.inputs.size, dim)
         self.embed_action, self.embed_time = nn.Linear(self.actions.width, dim), nn.Embedding(max_length, dim)
@@ -72,8 +74,9 @@ class DecisionTransformer(nn.Module):
         when = self.embed_time(time.clamp(max=self.max_length - 1)).unsqueeze(2)
         stream = self.norm(tokens + when).flatten(1, 2)
         real = mask.repeat_interleave(3, 1) > 0
-        features, _ = self.transformer(stream, mask=real, pick=at_observations)
-        y: Tensor = self.head(features)
+        with torch.autocast(stream.device.type, torch.bfloat16, enabled=self.autocast):
+            features, _ = self.transformer(stream, mask=real, pick=at_observations)
+        y: Tensor = self.head(features.float())
         return y
 
 

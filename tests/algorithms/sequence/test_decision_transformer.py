@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from foresight.algorithms.sequence import decision_transformer as dt
+from foresight.algorithms.sequence import online_decision_transformer as odt
 from foresight.errors import UserError
 from foresight.training import offline
 from tests.algorithms.sequence.chain import ENV, SPACES, chain
@@ -73,6 +75,21 @@ def test_acting_reads_the_window_that_training_reads() -> None:
     padded = state.net(obs[:1, [3, 0]], action[:1, [3, 0]], torch.tensor([[9.0, 5]]), torch.tensor([[7, 0]]),
                        torch.tensor([[0.0, 1]]))  # fmt: skip
     torch.testing.assert_close(outputs[0][0], padded[0, -1])
+
+
+@sabotaged_by("foresight.nets.precision.dtype", lambda f: lambda *_: None)
+@pytest.mark.parametrize("algorithm", [dt, odt])
+def test_bfloat16_computes_the_transformer_alone(algorithm: Any) -> None:
+    """Outputs stay float32 and near those of float32, and gradients reach every parameter."""
+    batch = chain().windows(16, 2, torch.Generator().manual_seed(0))
+    y = []
+    for precision in ("float32", "bfloat16"):
+        config = algorithm.Config(dim=8, layers=1, context=2, precision=precision)
+        net = algorithm.build(config, SPACES).net.eval()
+        y.append(net(batch.obs, net.actions.encode(batch.action), batch.to_go, batch.time, batch.mask))
+    y[1].sum().backward()
+    assert y[1].dtype == torch.float32 and all(x.grad is not None for x in net.parameters())
+    assert 0 < (y[1] - y[0]).abs().max() < 0.05
 
 
 def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,22 @@ def test_a_plan_is_executed_to_its_end_and_left_where_an_episode_ends(monkeypatc
     assert made == [3, 1, 2]  # only where a plan is needed
 
 
+@sabotaged_by(
+    "foresight.algorithms.world.lewm.held", lambda f: lambda blocks, actions, steps: blocks.repeat(1, 1, steps)
+)
+def test_the_actions_of_a_plan_are_held() -> None:
+    env = line(3)
+    state = lewm.build(dataclasses.replace(LEWM, plan_hold=2), env.spaces)
+    plan = lewm.plan(state, env.reset(0)).unflatten(1, (-1, 2))
+    assert plan.shape == (3, LEWM.horizon, 2, 1) and torch.equal(plan[:, :, 0], plan[:, :, 1])
+    assert plan[:, :, 0].unique().numel() > LEWM.horizon
+    blocks = torch.arange(8.0).view(1, 8)
+    assert torch.equal(lewm.held(blocks, 2, 1), blocks)  # becomes the paper's
+    assert lewm.held(blocks, 4, 2).tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]]
+    with pytest.raises(UserError, match="plan_hold is 3, which does not divide a block of 2 env steps"):
+        lewm.build(dataclasses.replace(LEWM, plan_hold=3), env.spaces)
+
+
 @sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
 @sabotaged_by("foresight.ops.latent.sigreg", flip_sign)
 def test_it_reaches_goals_that_random_actions_miss() -> None:
