@@ -139,13 +139,31 @@ def trained(module: Any, kind: str, passes: int) -> dict[str, Any]:
     return _measured(seconds[1:], kind, passes)
 
 
+def trl_settings(folder: str, updates: int) -> dict[str, Any]:
+    """What all benchmarks set in TRL's configs: this library's precision, `updates` after a warm-up, no reports."""
+    from foresight.nets import precision as precisions
+
+    return {
+        "output_dir": folder,
+        "use_cpu": True,
+        "bf16": precisions.fast_bfloat16("cpu"),
+        "lr_scheduler_type": "constant",
+        "gradient_checkpointing": False,  # faster; memory is not compared
+        "max_steps": updates + 1,
+        "logging_steps": 1000,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "model_init_kwargs": {"dtype": "float32"},
+    }
+
+
 def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options: Any) -> dict[str, Any]:
     """The same with a trainer of TRL and its config, with equal settings and those in `options`."""
     from datasets import Dataset
     from transformers import TrainerCallback
 
     from foresight.data import forms
-    from foresight.nets import precision as precisions
     from foresight.nets.language import pretrained
 
     marks: list[float] = []
@@ -158,20 +176,7 @@ def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options:
         found = forms.read(str(write(folder, kind)))
         chat = pretrained.load(model()).tokenizer.chat_template is not None
         settings = config(
-            output_dir=folder,
-            use_cpu=True,
-            bf16=precisions.fast_bfloat16("cpu"),
-            per_device_train_batch_size=BATCH,
-            learning_rate=1e-5,
-            lr_scheduler_type="constant",
-            gradient_checkpointing=False,  # faster; memory is not compared
-            max_steps=UPDATES + 1,
-            logging_steps=1000,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            model_init_kwargs={"dtype": "float32"},
-            **options,
+            **trl_settings(folder, UPDATES), per_device_train_batch_size=BATCH, learning_rate=1e-5, **options
         )
         trainer(
             model=model(),

@@ -2,6 +2,7 @@
 
 python benchmarks/comparison.py                                # runs what is missing in results/comparison.json
 python benchmarks/comparison.py --tasks CartPole-v1 --algorithms MuZero STORM --seeds 0 1 --limit 25
+python benchmarks/comparison.py --train-noise 0.3 1 3          # agents that imagine, trained in wrong imagination
 python benchmarks/comparison.py --page                         # only writes the page and the picture again
 
 A cell is one algorithm on one task with one seed: its preset, trained until the preset's steps or the task's minutes
@@ -11,7 +12,9 @@ Minutes are CPU time of training on one thread, without evaluations. Every cell 
 the number of minutes after which no further cell begins. A stopped benchmark resumes when it is started again.
 
 At the end the learned dynamics are made wrong: noise in units of the standard deviation of each predicted feature is
-added to what they predict while the agent acts. Agents without a model have none.
+added to what they predict while the agent acts. Agents without a model have none. With `--train-noise` agents that
+imagine are trained again, with noise in their imagination only: after every imagined step, of the standard deviation of
+each feature of h over the rollouts, times the factor.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE, PAGE = ROOT / "results" / "comparison.json", ROOT / "docs" / "comparison.md"
@@ -239,6 +243,38 @@ def wrong_dynamics(agent: str, state: Any, noise: Noise) -> Iterator[str]:
         yield ""
 
 
+@contextlib.contextmanager
+def wrong_imagination(agent: str, state: Any, scale: float) -> Iterator[None]:
+    """Within, h is wrong after every imagined step: by `scale` standard deviations over the rollouts, of each feature.
+
+    Acting and the model's own training are as ever. Raises ValueError for agents that do not imagine.
+    """
+    import torch
+
+    from foresight.nets.models import rssm
+
+    if KINDS[agent] != IMAGINES:
+        raise ValueError(f"{agent} is not trained in imagination.")
+    generator = torch.Generator().manual_seed(0)
+    model, sequence = state.model, getattr(state.model, "sequence", None)
+    owner, name = (model, "_advance") if sequence is None else (sequence, "step")
+    right, imagine = getattr(owner, name), model.imagine
+
+    def blurred(h: Any) -> Any:
+        return h + scale * h.std(0) * torch.empty_like(h).normal_(generator=generator)
+
+    def wrong(*given: Any) -> Any:
+        found = right(*given)
+        return (blurred(found[0]), *found[1:]) if isinstance(found, tuple) else blurred(found)
+
+    def imagined(*given: Any) -> Any:  # the readable loop of RSSM, whose compiled twin has no such step
+        with mock.patch.object(owner, name, wrong), mock.patch.object(rssm, "compiled", lambda *tensors: False):
+            return imagine(*given)
+
+    with mock.patch.object(model, "imagine", imagined):
+        yield
+
+
 def gradient_steps(state: Any) -> int:
     """The steps that the State counts, or else those of the optimizer that made the most."""
     counted = [getattr(state, name, 0) for name in ("gradient_steps", "updates")]
@@ -248,8 +284,8 @@ def gradient_steps(state: Any) -> int:
     return max(counted)
 
 
-def cell(task: str, agent: str, seed: int, scale: float = 1.0) -> dict[str, Any]:
-    """Train and measure one cell; `scale` shrinks steps and minutes, for tests."""
+def cell(task: str, agent: str, seed: int, scale: float = 1.0, train_noise: float = 0.0) -> dict[str, Any]:
+    """Train and measure one cell, in imagination with `train_noise`; `scale` shrinks steps and minutes, for tests."""
     import torch
 
     from foresight.data.trajectory import tree_map
@@ -289,7 +325,8 @@ def cell(task: str, agent: str, seed: int, scale: float = 1.0) -> dict[str, Any]
     steps = module.train(config, env, state=state)
     while seconds < 60 * what.minutes[-1]:
         start = time.process_time()
-        item = next(steps, None)
+        with wrong_imagination(agent, state, train_noise) if train_noise else contextlib.nullcontext():
+            item = next(steps, None)
         seconds += time.process_time() - start
         if item is None:
             break
@@ -321,18 +358,20 @@ def cell(task: str, agent: str, seed: int, scale: float = 1.0) -> dict[str, Any]
         "random": round(float(random), 4), "points": points, "finished": finished, "steps": step,
         "training_seconds": round(seconds, 1), "gradient_steps": gradient_steps(state),
         "decision_ms": round(decision, 3), "peak_mib": round(peak, 1), "wrong": where, "noise": found,
+        **({"train_noise": train_noise} if train_noise else {}),
         "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 
 def load(file: Path = FILE) -> list[dict[str, Any]]:
-    """The cells so far."""
-    return list(json.loads(file.read_text(encoding="utf-8"))["cells"]) if file.is_file() else []
+    """The cells so far, those with noise in imagination last."""
+    result = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"cells": []}
+    return [*result["cells"], *result.get("wrong_imagination", [])]
 
 
-def key(found: dict[str, Any]) -> tuple[str, str, int]:
+def key(found: dict[str, Any]) -> tuple[str, str, int, float]:
     """The identity of a cell."""
-    return found["task"], found["agent"], found["seed"]
+    return found["task"], found["agent"], found["seed"], found.get("train_noise", 0.0)
 
 
 def at(found: dict[str, Any], axis: str, mark: float) -> float | None:
@@ -363,10 +402,12 @@ def reached(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def document(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The result of these cells."""
+def document(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The result of these cells; those with noise in imagination are a list of their own."""
     from foresight.runtime import bench
 
+    cells = [one for one in every if "train_noise" not in one]
+    noisy = sorted((one for one in every if "train_noise" in one), key=key)
     command = [
         "python",
         "benchmarks/comparison.py",
@@ -379,10 +420,11 @@ def document(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "command": shlex.join([*command, "--seeds", *(str(s) for s in sorted({c["seed"] for c in cells}))]),
         "seeds": sorted({c["seed"] for c in cells}),
         "reached": reached(cells),
-        "seconds": round(sum(c["seconds"] for c in cells), 1),
+        "seconds": round(sum(c["seconds"] for c in every), 1),
         "versions": bench.versions(),
         "machine": bench.machine(),
         "cells": sorted(cells, key=lambda c: (order[c["task"], c["agent"]], c["seed"])),
+        **({"wrong_imagination": noisy} if noisy else {}),
     }
 
 
@@ -412,8 +454,11 @@ the peak of the process, beyond what it took before the agent was built."""
 WRONG = """The greedy policy of the end of training, in {curve} episodes. Noise is added to what the learned dynamics
 predict, while the agent acts: its standard deviation is that of the predicted feature in evaluation, times the factor
 of the column. For planners this is a wrong model at decision time: {planners}. Agents that were trained in imagination
-use of their model only the state that they act on: {imagining}. Noise in the imagination of training was not measured.
-Model-free agents have no model."""
+use of their model only the state that they act on: {imagining}. {trained} Model-free agents have no model."""
+UNTRAINED = "Noise in the imagination of training was not measured."
+TRAINED = """Trained again with noise in imagination only: after every imagined step h is off by the factor of the
+column times the standard deviation of each feature over the rollouts. Returns without noise while acting
+(`python benchmarks/comparison.py --train-noise {scales}`)."""
 
 
 FEW = """Cells with one seed show how long the code takes, and differences as large as that between learning and not
@@ -550,7 +595,9 @@ def wrong_model(result: Mapping[str, Any]) -> Iterator[str]:
             texts[KINDS[one["agent"]]].append(text)
     planners, imagining = ("; ".join(texts[kind]) or "none was run" for kind in (PLANS, IMAGINES))
     yield "## When the model is wrong"
-    text = WRONG.format(curve=CURVE, planners=planners, imagining=imagining)
+    noisy = result.get("wrong_imagination", [])
+    trained = "How training in a wrong imagination ends is below." if noisy else UNTRAINED
+    text = WRONG.format(curve=CURVE, planners=planners, imagining=imagining, trained=trained)
     yield textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
     scales = ["0.0", *(str(scale) for scale in NOISE)]
     rows = []
@@ -561,6 +608,23 @@ def wrong_model(result: Mapping[str, Any]) -> Iterator[str]:
                 values = [statistics.fmean(one["noise"][s] for one in group) for s in scales]
                 rows.append([task, agent, str(len(group)), *(shown(v) for v in values), shown(mean(group, "random"))])
     yield table(["task", "agent", "seeds", "no noise", *(f"× {scale:g}" for scale in NOISE), "random actions"], rows)
+    if noisy:
+        yield from trained_wrong(cells, noisy)
+
+
+def trained_wrong(cells: Sequence[dict[str, Any]], noisy: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What agents reach that were trained in a wrong imagination: of the seeds that every column has."""
+    factors = sorted({one["train_noise"] for one in noisy})
+    text = TRAINED.format(scales=" ".join(f"{factor:g}" for factor in factors))
+    yield textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
+    ends = {key(one): one["noise"]["0.0"] for one in (*cells, *noisy)}
+    rows = []
+    for task, agent in dict.fromkeys(key(one)[:2] for one in noisy):
+        found = {f: {k[2]: end for k, end in ends.items() if k == (task, agent, k[2], f)} for f in (0.0, *factors)}
+        seeds = set.intersection(*(set(one) for one in found.values() if one))
+        values = [shown(statistics.fmean(one[s] for s in seeds)) if one and seeds else "–" for one in found.values()]
+        rows.append([task, agent, str(len(seeds)), *values])
+    yield table(["task", "agent", "seeds", "no noise", *(f"× {factor:g}" for factor in factors)], rows)
 
 
 def kept(result: Mapping[str, Any], kind: str) -> list[tuple[str, float]]:
@@ -671,7 +735,7 @@ def draw(result: Mapping[str, Any]) -> None:
     figure.savefig(PICTURE, dpi=130, metadata={"Software": None})
 
 
-def run(wanted: Sequence[tuple[str, str, int]], limit: float, report: Callable[[str], None]) -> None:
+def run(wanted: Sequence[tuple[str, str, int, float]], limit: float, report: Callable[[str], None]) -> None:
     """Run the cells that are missing, each in a process of its own; write the JSON after each."""
     from foresight.runtime.checkpoints import checkpoint
 
@@ -700,18 +764,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--limit", type=float, default=float("inf"), help="minutes after which no cell begins")
     parser.add_argument("--page", action="store_true", help="only write the page and the picture")
-    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--train-noise", type=float, nargs="+", help="only agents that imagine, with noise in training")
+    parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.cell:
-        print(json.dumps(cell(given.cell[0], given.cell[1], int(given.cell[2]))))
+        task, agent, seed, noise = given.cell
+        print(json.dumps(cell(task, agent, int(seed), train_noise=float(noise))))
         return
+    if given.train_noise and not min(given.train_noise) > 0:
+        parser.error(f"--train-noise must be above 0, not {min(given.train_noise):g}.")
     if not given.page:
         wanted = [
-            (task, agent, seed)
+            (task, agent, seed, noise)
             for seed in given.seeds
             for task in given.tasks
             for agent in TASKS[task].agents
-            if agent in given.algorithms
+            for noise in given.train_noise or (0.0,)
+            if agent in given.algorithms and (not noise or KINDS[agent] == IMAGINES)
         ]
         run(wanted, given.limit, lambda text: print(text, flush=True))
     if FILE.is_file():

@@ -52,12 +52,12 @@ def held(policy: Any, episodes: list[Any], turn: int, temperature: float = 0.0, 
     import torch
 
     from foresight.envs.text.task import Example, TextTask
-    from foresight.planning.generation import dialogue
+    from foresight.planning.generation import multi_turn
 
     left = list(episodes)
     task = TextTask("delegation", (), (), None, episode=lambda example: left.pop(0), turns=3)
     generator = torch.Generator().manual_seed(seed)
-    dialogue.converse(policy, task, [Example("")] * len(episodes), 1, turn, temperature, generator)
+    multi_turn.converse(policy, task, [Example("")] * len(episodes), 1, turn, temperature, generator)
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:

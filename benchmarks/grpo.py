@@ -12,6 +12,7 @@ import resource
 import time
 from typing import Any
 
+from benchmarks import _language
 from foresight.training.options import build_config
 
 UNIT = "completions/s"
@@ -59,7 +60,6 @@ def peer() -> dict[str, Any]:
 
     from foresight.envs.text.graders import last_integer
     from foresight.envs.text.make import make
-    from foresight.nets import precision as precisions
     from foresight.nets.language import pretrained
 
     rows = [{"prompt": [{"role": "user", "content": e.prompt}], "answer": e.answer} for e in make("addition").train]
@@ -78,24 +78,14 @@ def peer() -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder,
-            use_cpu=True,
-            bf16=precisions.fast_bfloat16("cpu"),
+            **_language.trl_settings(folder, UPDATES),
             per_device_train_batch_size=SETTINGS["prompts"] * SETTINGS["group"],
             num_generations=SETTINGS["group"],
             max_completion_length=SETTINGS["max_new_tokens"],
             temperature=SETTINGS["temperature"],
             learning_rate=SETTINGS["learning_rate"],
-            lr_scheduler_type="constant",
             beta=0.0,
             loss_type="grpo",
-            gradient_checkpointing=False,  # faster; memory is not compared
-            max_steps=UPDATES + 1,
-            logging_steps=1000,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            model_init_kwargs={"dtype": "float32"},
         )
         trainer = GRPOTrainer(
             model=str(pretrained.packaged()),

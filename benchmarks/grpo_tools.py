@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import _language
 from foresight.envs.tools.calculator import Calculator, evaluate
 from foresight.training.options import build_config
 
@@ -102,7 +103,6 @@ def peer() -> dict[str, Any]:
     from trl.chat_template_utils import qwen3_schema, qwen3_template
 
     from foresight.envs.tools.make import make
-    from foresight.nets import precision as precisions
 
     task = make("calculator", Drawn, turns=TURNS)
     rows = [{"prompt": task.episode(one).messages()} for one in task.train]
@@ -135,25 +135,15 @@ def peer() -> dict[str, Any]:
     tokenizer.response_template, tokenizer.response_schema = qwen3_template, qwen3_schema
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder,
-            use_cpu=True,
-            bf16=precisions.fast_bfloat16("cpu"),
+            **_language.trl_settings(folder, UPDATES),
             per_device_train_batch_size=SETTINGS["prompts"] * SETTINGS["group"],
             num_generations=SETTINGS["group"],
             max_completion_length=2 * SETTINGS["max_new_tokens"],  # of a conversation: it is not reached
             max_tool_calling_iterations=TURNS - 1,
             temperature=SETTINGS["temperature"],
             learning_rate=SETTINGS["learning_rate"],
-            lr_scheduler_type="constant",
             beta=0.0,
             loss_type="grpo",
-            gradient_checkpointing=False,  # faster; memory is not compared
-            max_steps=UPDATES + 1,
-            logging_steps=1000,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            model_init_kwargs={"dtype": "float32"},
         )
         trainer = GRPOTrainer(
             model=_model(),

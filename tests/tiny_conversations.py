@@ -11,7 +11,7 @@ import torch
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.episode import Reply
 from foresight.nets.language.model import LanguageModel
-from foresight.planning.generation import decoding
+from foresight.planning.generation import decoding, multi_turn
 from tests import tiny_language
 
 TEMPLATE = (
@@ -63,6 +63,12 @@ def task(turns: int = 3, most: int = 9) -> TextTask:
         episode=lambda one: Echo(str(one.prompt), turns),
         turns=most,
     )
+
+
+def converse(policy: LanguageModel, what: TextTask, group: int = 2, tokens: int = 4, temperature: float = 1.0) -> Any:
+    """`group` conversations about each of the first three questions, always with the same random numbers."""
+    generator = torch.Generator().manual_seed(1)
+    return multi_turn.converse(policy, what, what.train[:3], group, tokens, temperature, generator)
 
 
 class Concurrent:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -50,8 +52,10 @@ def write(folder: Path, seed: int = 0, dim: int = 32, layers: int = 2, character
 
 @cache
 def folder(seed: int = 0, size: int = len(CHARACTERS)) -> str:
-    """The folder of a random model that knows the first `size` characters, made once a test session."""
-    return str(write(Path(mkdtemp(prefix="tiny-language-")), seed, characters=CHARACTERS[:size]))
+    """The folder of a random model that knows the first `size` characters, made once a process, which removes it."""
+    folder = Path(mkdtemp(prefix="tiny-language-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return str(write(folder, seed, characters=CHARACTERS[:size]))
 
 
 def model(seed: int = 0) -> LanguageModel:

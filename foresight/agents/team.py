@@ -1,7 +1,7 @@
 """A team: a manager delegates to sub-agents, which work in parallel, read nothing of one another, and answer by schema.
 
-A manager calls `delegate` with a goal, the names of allowed tools and of documents, a budget of sampled tokens, and
-the JSON schema of the answer. Several calls of one turn run in one batch (`planning.generation.dialogue`). A sub-agent
+A manager calls `delegate` with a goal, the names of allowed tools and of documents, a budget of sampled tokens, and the
+JSON schema of the answer. Several calls of one turn run in one batch (`planning.generation.multi_turn`). A sub-agent
 reads its goal and its documents alone. What all may read is the board, to which `post` adds and from which nothing is
 removed. A budget is taken from that of the manager, and what is left of it is given back: the tokens of a team never
 exceed the budget of its first manager. An answer that does not fit the schema is counted and answered with the schema.
@@ -45,7 +45,7 @@ from foresight.envs.tools.episode import Reply
 from foresight.envs.tools.tool import Call, Tool
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
-from foresight.planning.generation import dialogue
+from foresight.planning.generation import dialogue, multi_turn
 from foresight.planning.generation.dialogue import Dialogue
 from foresight.planning.generation.server import without_user
 
@@ -310,7 +310,7 @@ def run(
     first = manager(team)
     task = TextTask("team", (), (), None, episode=lambda example: first, turns=turns)
     generator = torch.Generator().manual_seed(seed)
-    found = dialogue.converse(policy, task, [Example(team.goal)], 1, max_new_tokens, temperature, generator)
+    found = multi_turn.converse(policy, task, [Example(team.goal)], 1, max_new_tokens, temperature, generator)
     return trace(team, found.rows[0], name)
 
 

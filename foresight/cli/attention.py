@@ -41,7 +41,7 @@ def attention(
         images: draw the attention of the network over images instead of that over time.
         view: mean or max of the heads, the number of one head, rollout (through all layers), or received (by each
             token).
-        query: the token whose links are highlighted; -1 is the last.
+        query: the token whose links are highlighted, and whose output is measured; -1 is the last.
         without_first: leave out the first token, which gets most of the attention of many language models.
         knock_out: links to remove, one or more of LAYER, LAYER.HEAD, LAYER.HEAD:QUERY,KEY (all count from 0), to see
             the output change. They are removed together.
@@ -56,6 +56,8 @@ def attention(
     if text is not None and images:
         raise UserError("--text is for language models and --images for runs that see images: leave one out.")
     maps = _read(source, text, steps, seed, images, checkpoint)
+    chosen = maps.row(maps.output, query)  # raises, before anything is computed
+    likeliest = maps.likeliest(chosen) if maps.probabilities else None
     effects = []
     if knock_out:
         removed = [maps.knock_out(one) for one in knock_out]
@@ -68,7 +70,7 @@ def attention(
         more = {"knock_outs": [{"links": name, **effect} for name, effect in effects], "each_head": heads}
         screen.emit({**maps.document(view, without_first), **more, "out": list(files)})
         return 0
-    _print(maps, effects, heads, query)
+    _print(maps, effects, heads, likeliest)
     for file in files:
         screen.stdout().print(f"Written to {file}", markup=False, soft_wrap=True)
     return 0
@@ -99,11 +101,16 @@ def _read(source: str, text: str | None, steps: int, seed: int, images: bool, ch
         agent.close()
 
 
-def _print(maps: Maps, effects: list[tuple[str, dict[str, Any]]], heads: list[list[float]] | None, query: int) -> None:
+def _print(
+    maps: Maps,
+    effects: list[tuple[str, dict[str, Any]]],
+    heads: list[list[float]] | None,
+    likeliest: list[tuple[str, float]] | None,
+) -> None:
     console = screen.stdout()
     console.print(f"{len(maps.tokens)} tokens, {len(maps.weights)} layers of {maps.heads} heads", markup=False)
-    if maps.probabilities:
-        console.print(f"likeliest: {_likely(maps.likeliest(maps.output[query]))}", markup=False, soft_wrap=True)
+    if likeliest is not None:
+        console.print(f"likeliest: {_likely(likeliest)}", markup=False, soft_wrap=True)
     for links, effect in effects:
         unit = " nats (KL)" if maps.probabilities else " of its norm"
         console.print(f"without {links} the output changes by {effect['change']:.4f}{unit}", markup=False)

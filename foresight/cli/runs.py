@@ -29,7 +29,7 @@ def plot(
         out: the image file to write (.png, .svg or .pdf).
         metric: the metric to draw; default: the main metric of the algorithm.
         x: unit of the x axis.
-        model: draw the error of the learned model (muzero and its variants, dreamer, planet) over this many model steps
+        model: draw the error of the learned model (muzero and its variants, and world models) over this many model steps
             instead: predictions compared with what happened. With --out x.mp4 or x.gif, a video of what a world model
             predicts: rows truth, prediction and error, observed frames with a green border, imagined ones with orange.
         json: print the last point of each curve as JSON.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
@@ -30,6 +31,13 @@ def fast_bfloat16(device: torch.device | str) -> bool:
     return torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported()
 
 
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """The context in which matrix products on `device` have this precision; see `dtype`, also for errors."""
+    kind = dtype(precision, device)
+    return torch.autocast(device.type, kind, enabled=kind is not None)
+
+
+@functools.cache
 def _has_flag(flag: str) -> bool:
     try:
         return flag in Path("/proc/cpuinfo").read_text()
@@ -39,4 +47,6 @@ def _has_flag(flag: str) -> bool:
 
 def compiled(*tensors: Tensor) -> bool:
     """Whether compiled loops can stand in for torch: all are float32 on a CPU, and nothing asks for less precision."""
-    return all(x.is_cpu and x.dtype == torch.float32 for x in tensors) and not torch.is_autocast_enabled("cpu")
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():  # numba code cannot be traced
+        return False
+    return all(x.is_cpu and x.dtype == torch.float32 for x in tensors)

@@ -10,7 +10,7 @@ from foresight.agents import agent, team
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools import tool
 from foresight.errors import UserError
-from foresight.planning.generation import dialogue
+from foresight.planning.generation import multi_turn
 from tests.sabotage import sabotaged_by
 
 SECRETS = {"a.txt": "the blue word is heron", "b.txt": "the red word is otter"}
@@ -206,5 +206,5 @@ def test_the_whole_is_one_batch_of_a_model() -> None:
     assert found["tokens"] == found["root"]["tokens"] <= 40 and found["root"]["version"] == ""
     assert json.loads(json.dumps(found)) == found
     task = TextTask("team", (), (), None, episode=lambda example: team.manager(one), turns=2)
-    again = dialogue.converse(policy, task, [Example("go")], 1, 6, 1.0, torch.Generator().manual_seed(0))
+    again = multi_turn.converse(policy, task, [Example("go")], 1, 6, 1.0, torch.Generator().manual_seed(0))
     assert again.batch.own.sum() == found["tokens"]

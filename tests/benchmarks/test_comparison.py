@@ -98,6 +98,37 @@ def test_dynamics_are_wrong_within_and_right_after(agent: str) -> None:
     assert 0.7 < apart < 1.4
 
 
+@sabotaged_by("torch.Tensor.normal_", lambda f: lambda self, *a, **o: f(self, *a, **o) if a else self.zero_())
+@pytest.mark.parametrize("agent", ["STORM", "DreamerV3"])
+@torch.no_grad()
+def test_imagination_is_wrong_within_and_acting_is_not(agent: str) -> None:
+    module, config = made["config_of"]("CartPole-v1", agent, 0)
+    state = module.build(config, Spaces(gs.Box(-1, 1, (4,)), gs.Discrete(2)), "cpu")
+    obs = torch.randn(64, 3, 4, generator=torch.Generator().manual_seed(0))
+    start = state.model.latest(obs, torch.zeros(64, 3, 2), torch.zeros(64, 3), None)
+
+    def features() -> tuple[torch.Tensor, torch.Tensor]:
+        """What is imagined, and what an action follows from."""
+        generator = torch.Generator().manual_seed(0)
+        one = state.model.imagine(start, state.actor, 2, generator)[1]
+        seen = state.model.observe(state.model.initial(64), obs, torch.zeros(64, 3, 2), torch.zeros(64, 3), None)
+        return one, state.model.features(seen)
+
+    before = features()
+    with made["wrong_imagination"](agent, state, 1.0):
+        within = features()
+    torch.testing.assert_close((within[1], *features()), (before[1], *before))
+    torch.testing.assert_close(within[0][:, 0], before[0][:, 0])
+    h = slice(0, config.deter) if agent == "DreamerV3" else slice(-config.width, None)
+    apart = (within[0] - before[0])[:, 1, h].square().mean().sqrt() / before[0][:, 1, h].std(0).square().mean().sqrt()
+    assert 0.7 < apart < 1.4
+    with (
+        pytest.raises(ValueError, match="PPO is not trained in imagination"),
+        made["wrong_imagination"]("PPO", state, 1),
+    ):
+        pass
+
+
 def test_none_is_best_where_none_beats_chance() -> None:
     place = {"A": {"steps_5": 100.0}, "B": {"steps_5": 99.0}, "C": {"steps_5": 50.0}, "D": {}}
     assert made["best"](place, "steps_5", 20.0) == ["A", "B"]
@@ -122,6 +153,15 @@ def test_the_page_is_made_from_the_figures(tmp_path: Path) -> None:
     several = [*cells, *(cell(agent, value / 2, 1) for agent, value in agents)]
     text = made["page"](made["document"](several))
     assert "| STORM | imagines | 2 | 94 [62, 125] |" in text and "Cells with one seed" not in text
+    assert made["UNTRAINED"] in " ".join(text.split())
+    noisy = [cell("STORM", 300.0, seed, train_noise=f) for seed, f in ((0, 0.3), (1, 0.3), (0, 1.0))]
+    result = made["document"]([*several, *noisy])
+    assert result["cells"] == made["document"](several)["cells"] and result["wrong_imagination"] == sorted(
+        noisy, key=made["key"]
+    )
+    text = made["page"](result)
+    assert "| CartPole-v1 | STORM | 1 | 500 | 300 | 300 |" in text and "--train-noise 0.3 1" in " ".join(text.split())
+    assert made["UNTRAINED"] not in " ".join(text.split())
     made["draw"].__globals__["PICTURE"] = tmp_path / "made" / "x.png"
     made["draw"](made["document"](several))
     assert (tmp_path / "made" / "x.png").read_bytes()[1:4] == b"PNG"

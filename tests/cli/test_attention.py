@@ -28,6 +28,8 @@ def test_a_model_folder_is_drawn_in_one_command(tmp_path: Path, capsys: pytest.C
         (["--text", "2", "--images"], "leave one out"),
         (["--text", "2", "--knock-out", "9"], "no layer 9"),
         (["--text", "2", "--view", "least"], "Unknown view"),
+        (["--text", "2+3", "--query", "3"], "no query 3: choose one from 0 to 2, or, from the end, -1 to -3"),
+        (["--text", "2+3", "--query", "-4", "--knock-out", "0"], "no query -4"),
     ],
 )
 def test_mistakes_are_named(args: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from foresight.cli import main as cli
+from foresight.runtime.monitoring import health
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,18 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name != "posix", reason="posix signals")
-def test_ctrl_c_saves_and_reports_how_to_continue(push: Path) -> None:
-    words = ["train", "push.py", "--env", "CartPole-v1", "--steps", "1000000000", "--out", "run"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "foresight", *words, "--evaluation-episodes", "1"], stderr=subprocess.PIPE, text=True
-    )
-    metrics = Path("run") / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (metrics.is_file() and metrics.stat().st_size > 1000):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, reported = process.communicate(timeout=60)
-    assert process.returncode == 130, reported
-    assert "foresight resume run" in reported and "Traceback" not in reported
+def test_ctrl_c_saves_and_reports_how_to_continue(push: Path, call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own is stopped so in `tests/studio/test_control.py`."""
+    pending = [signal.SIGINT]
+
+    def interrupt(*_: object) -> list[str]:
+        if pending:
+            os.kill(os.getpid(), pending.pop())
+        return []
+
+    monkeypatch.setattr(health.Health, "check", interrupt)
+    words = ("train", "push.py", "--env", "CartPole-v1", "--steps", 10**9, "--out", "run", "--evaluation-episodes", 1)
+    done = call(*words)
+    assert done.code == 130, done.err
+    assert "foresight resume run" in done.err and "Traceback" not in done.err
     assert list((Path("run") / "checkpoints").iterdir())

@@ -172,6 +172,12 @@ def help_text(*words: str) -> str:
     return said.getvalue() if code == 0 else ""
 
 
+@functools.cache
+def presets(algorithm: str) -> set[str]:
+    """The names of its presets."""
+    return set(catalog.presets(algorithm))
+
+
 def command_complaints(line: str) -> list[str]:
     words = shlex.split(line)
     if words[0] == "make":
@@ -191,7 +197,7 @@ def command_complaints(line: str) -> list[str]:
             return [f"{line}: no such algorithm"]
         if words[1] == "train":
             known = help_text("train", words[2])
-        if "--preset" in words and words[words.index("--preset") + 1] not in catalog.presets(words[2]):
+        if "--preset" in words and words[words.index("--preset") + 1] not in presets(words[2]):
             bad.append(f"{line}: no such preset")
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
     return bad + [f"{line}: no such option {flag}" for flag in flags if not re.search(rf"{flag}\b", known)]

@@ -15,6 +15,7 @@ from foresight.planning.generation.rollout import complete
 from foresight.training import language
 from foresight.training.options import Tuning, build_config, field_types
 from tests import tiny_language
+from tests.kept import kept
 from tests.sabotage import change, sabotaged_by
 
 REWARDS = torch.tensor([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 2.0]])
@@ -43,19 +44,6 @@ def _gradients(name: str, **fields) -> dict[str, torch.Tensor]:
     return caught
 
 
-def _kept(function) -> int:
-    """The bytes that autograd holds after `function`, counted once a storage."""
-    held: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        function()
-    return sum(held.values())
-
-
 @sabotaged_by("foresight.nets.language.checkpointing._again", lambda f: lambda *a, **k: 1.01 * f(*a, **k))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["grpo", "rlhf_ppo"])
@@ -74,7 +62,7 @@ def test_gradient_checkpointing_keeps_only_the_inputs_of_layers():
     plain, again = tiny_language.model(), tiny_language.model()
     language.checkpointing.recompute(again.module)
     weights = sum(p.numel() * p.element_size() for p in plain.parameters())
-    before, after = (_kept(lambda model=model: model.logprob(batch)) - weights for model in (plain, again))
+    before, after = (kept(lambda model=model: model.logprob(batch)) - weights for model in (plain, again))
     assert after < 0.5 * before
 
 

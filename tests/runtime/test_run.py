@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,32 +103,52 @@ def test_a_repeated_command_repeats_the_run(tmp_path: Path) -> None:
     assert contents(find_checkpoint(once.path)) != contents(find_checkpoint(other.path))
 
 
-def process(call: str) -> subprocess.Popen[bytes]:
-    """A process that runs `call`, a line of Python."""
-    code = f"import torch, foresight\ntorch.set_num_threads(1)\n{call}"
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE)
+# Forks a process for each line of Python that it reads: importing torch takes longer than the runs that are killed.
+FORKS = """
+import os, sys
+import torch, foresight
+torch.set_num_threads(1)
+foresight.train, foresight.resume  # imported too
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        exec(line)
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
-def kill(out: Path, call: str, step: int) -> None:
-    """Run `call` and kill it when there is a checkpoint at or after `step`."""
-    running = process(call)
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported the package, and runs each line of Python that it gets in a fork."""
+    command = [sys.executable, "-c", FORKS]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def kill(forks: Any, out: Path, call: str, step: int) -> None:
+    """Run `call` in a process and kill it when there is a checkpoint at or after `step`."""
+    print(call, file=forks.stdin, flush=True)
+    running = int(forks.stdout.readline())
     until = time.monotonic() + 120
     while max(checkpoint.all_steps(out / "checkpoints"), default=0) < step:
-        if time.monotonic() > until or running.poll() is not None:
-            raise AssertionError(f"no checkpoint: {running.communicate()[1].decode()}")
+        assert time.monotonic() < until, "no checkpoint"
+        os.kill(running, 0)  # raises ProcessLookupError if it has ended
         time.sleep(0.002)
-    running.send_signal(signal.SIGKILL)
-    assert running.wait() == -signal.SIGKILL
+    os.kill(running, signal.SIGKILL)
+    assert int(forks.stdout.readline()) == -signal.SIGKILL
     assert not (out / "summary.json").exists()
 
 
-def test_killed_twice_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+def test_killed_twice_and_resumed_equals_uninterrupted(tmp_path: Path, forks: Any) -> None:
     whole = adder(tmp_path / "whole", steps=120, decay=0.99, layers=(4,), evaluate_every=50)
     out = tmp_path / "killed"
     often = f"{str(out)!r}, show=False, checkpoint_every=0.05)"
     options = "task='addition', steps=120, pause=0.01, decay=0.99, layers=(4,), evaluate_every=50"
-    kill(out, f"foresight.train({ADDER!r}, {options}, out={often}", 20)
-    kill(out, f"foresight.resume({often}", 60)
+    kill(forks, out, f"foresight.train({ADDER!r}, {options}, out={often}", 20)
+    kill(forks, out, f"foresight.resume({often}", 60)
     assert max(checkpoint.all_steps(out / "checkpoints")) < 120
     resumed = foresight.resume(out, show=False)
     assert contents(find_checkpoint(resumed.path)) == contents(find_checkpoint(whole.path))
@@ -135,12 +156,12 @@ def test_killed_twice_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     assert resumed.evaluation.mean == whole.evaluation.mean and resumed.baseline.mean == whole.baseline.mean
 
 
-def test_value_iteration_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+def test_value_iteration_killed_and_resumed_equals_uninterrupted(tmp_path: Path, forks: Any) -> None:
     options = "env='RandomMDP', env_options={'states': 3000}, gamma=0.98, tolerance=1e-6"
     whole = eval(f"foresight.train('value_iteration', {options}, out={str(tmp_path / 'a')!r}, show=False)")
     out = tmp_path / "killed"
     often = f"out={str(out)!r}, show=False, checkpoint_every=0.01"
-    kill(out, f"foresight.train('value_iteration', {options}, {often})", 100)
+    kill(forks, out, f"foresight.train('value_iteration', {options}, {often})", 100)
     resumed = foresight.resume(out, show=False)
     assert contents(find_checkpoint(resumed.path)) == contents(find_checkpoint(whole.path))
     assert rows(resumed) == rows(whole) and resumed.summary["steps"] > 500

@@ -110,7 +110,9 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
             engine_request, messages = wanted
         except (UserError, ValueError, TypeError) as error:
             return _error(400, str(error))
-        session = http.headers.get("x-session-id", "")[:LONGEST_NAME]
+        session = http.headers.get("x-session-id", "")
+        if len(session) > LONGEST_NAME:  # the beginning alone might be that of another session
+            return _error(400, f"X-Session-Id has {len(session)} characters: give a name of at most {LONGEST_NAME}.")
         if session and http.headers.get("x-session-train", "").lower() == "off":
             await kept(_opt_out, store, session)
         keeps = bool(session) and not await kept(_opted_out, store, session)
@@ -209,13 +211,23 @@ def visible(text: str) -> str:
 
 
 def follow(store: Store, engine: Engine, load: Callable[[str], LanguageModel], pause: float = 0.5) -> None:
-    """Exchange the engine's weights whenever another version becomes active. Never returns."""
-    loaded = engine.version
+    """Exchange the engine's weights whenever another version becomes active. Never returns.
+
+    A version that cannot be loaded is logged once, and the one before it still answers.
+    """
+    tried = engine.version
     while True:
         active = store.active()
-        if active != loaded and active >= 0:
-            engine.exchange(load(store.folder_of(active)), active)
-            loaded = active
+        if active != tried and active >= 0:
+            tried = active
+            try:
+                engine.exchange(load(store.folder_of(active)), active)
+            except Exception as error:  # such as a damaged file: requests are still answered
+                store.event(
+                    "serve",
+                    f"version {active} cannot be loaded, so version {engine.version} answers until there is another: "
+                    f"{type(error).__name__}: {error}",
+                )
         time.sleep(pause)
 
 

@@ -39,7 +39,7 @@ from foresight.nets.language.tokenizer import apply_chat_template
 from foresight.nets.language.tokentree import ROOT
 from foresight.ops import schedules
 from foresight.ops.tokens import token_logprob
-from foresight.planning.generation import dialogue
+from foresight.planning.generation import multi_turn
 from foresight.planning.generation.rollout import answer, complete, texts
 from foresight.training import language
 from foresight.training.microbatch import step
@@ -275,7 +275,7 @@ def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
     more = {f"bits per {unit}": nats / math.log(2)}
     if env.episode is not None:
         tokens_of_turn = state.config.max_new_tokens
-        found = dialogue.converse(state.policy, env, env.test, 1, tokens_of_turn, 0.0).parts["outcome"]
+        found = multi_turn.converse(state.policy, env, env.test, 1, tokens_of_turn, 0.0).parts["outcome"]
         more[env.metric] = sum(found) / len(found)
     elif env.grader is not None:
         graded = env.grade(env.test, act(state, env.test)[0])

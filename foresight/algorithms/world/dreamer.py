@@ -40,9 +40,10 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
+from foresight.nets import precision
 from foresight.nets.models.latent_actor import LatentActor, action_width
 from foresight.nets.models.rssm import RSSM
-from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model
+from foresight.nets.models.world_model import TwoHotMLP, WorldModel, compile_steps, obs_model, recompute
 from foresight.ops import schedules
 from foresight.training import imagination, optim
 
@@ -94,6 +95,9 @@ class Config:
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     decoder: bool = True  # observations are reconstructed; without: R2-Dreamer's redundancy reduction instead
     redundancy_coef: float = 0.05  # of that loss; R2-Dreamer's code
+    precision: str = "float32"  # of the world model: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
+    compile: bool = False  # the step of imagination by torch.compile, when it is first taken
+    gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
@@ -131,6 +135,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             config.blocks, config.unimix, config.free_nats, config.units, decoded=config.decoded,
             decoder=config.decoder,
         )  # fmt: skip
+        if config.gradient_checkpointing:
+            recompute(model)
+        if config.compile:
+            compile_steps(model, device)
         actor = LatentActor(spaces.action, model.size, config.units, config.layers, config.unimix)
         critic = TwoHotMLP(model.size, config.units, config.layers)
         model, actor, critic = model.to(device), actor.to(device), critic.to(device)
@@ -216,13 +224,15 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     """One gradient step of world model, critic and actor together, and the average of the slow critic."""
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
     batch = batch.replace(action=batch.extras["action"])
-    terms, found = model.loss(carry, batch, arrival, state.inner)
+    with precision.autocast(config.precision, state.inner.device):
+        terms, found = model.loss(carry, batch, arrival, state.inner)
 
     latents = {name: x.detach() for name, x in found.items()}
     alive = 1 - batch.cut * arrival.known * (arrival.discount == 0)  # 0 at final observations; a lost life is not one
     late = slice(-config.imagined_last, None) if config.imagined_last else slice(None)
     starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}
-    steps, features = imagination.rollout(model, starts, actor, config.horizon, config.gamma, state.inner)
+    with precision.autocast(config.precision, state.inner.device):
+        steps, features = imagination.rollout(model, starts, actor, config.horizon, config.gamma, state.inner)
     predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
     with torch.no_grad():
         value, slow = predicted.mean(), state.slow_critic(features).mean()
@@ -296,6 +306,7 @@ def train(
 
 
 def _check(config: Config) -> None:
+    precision.dtype(config.precision, "cpu")
     errors.at_least(0, config, "max_lag", "imagined_last", "decoded", "search_simulations")
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "batch_size", "sequence_length", "replay_size", "horizon", "groups",

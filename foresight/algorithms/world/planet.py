@@ -73,6 +73,8 @@ class Config:
     units: int = 300  # per layer of the reward; of encoder and decoder of vectors
     layers: int = 3  # of the reward; of encoder and decoder of vectors
     depth: int = 32  # channels of the image encoder: 2, 3, 4 and 4 times this
+    patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
+    decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
 
@@ -98,10 +100,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     _check(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        obs = obs_model(spaces.obs, config.units, config.layers, config.depth)
+        obs = obs_model(spaces.obs, config.units, config.layers, config.depth, config.patch)
         model = GaussianRSSM(
             obs, bounds.width(spaces.action), config.deter, config.stoch, config.hidden, config.units, config.layers,
-            config.min_std, config.free_nats,
+            config.min_std, config.free_nats, config.decoded,
         ).to(device)  # fmt: skip
     return State(
         config,
@@ -205,9 +207,9 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(0, config, "action_noise", "seed_episodes", "free_nats", "min_std")
+    errors.at_least(0, config, "action_noise", "seed_episodes", "free_nats", "min_std", "decoded")
     errors.at_least(
         1, config, "num_envs", "updates", "batch_size", "sequence_length", "replay_size", "horizon", "candidates",
-        "elites", "iterations", "deter", "stoch", "hidden", "units", "layers", "depth",
+        "elites", "iterations", "deter", "stoch", "hidden", "units", "layers", "depth", "patch",
     )  # fmt: skip
     cem.require_elites(config.candidates, config.elites)

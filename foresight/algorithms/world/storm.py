@@ -50,10 +50,11 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
+from foresight.nets import precision
 from foresight.nets.models.contrastive import Contrastive
 from foresight.nets.models.latent_actor import LatentActor, action_width
 from foresight.nets.models.storm import STORM, CausalTransformer, RecurrentSequence, SequenceModel
-from foresight.nets.models.world_model import TwoHotMLP, WorldModel, obs_model
+from foresight.nets.models.world_model import TwoHotMLP, WorldModel, compile_steps, obs_model, recompute
 from foresight.ops import schedules
 from foresight.training import imagination, optim
 
@@ -110,6 +111,9 @@ class Config:
     depth: int = 16  # channels of the image encoder: 2, 3, 4 and 4 times this
     patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
+    precision: str = "float32"  # of the world model: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
+    compile: bool = False  # the step of imagination by torch.compile, when it is first taken
+    gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
 
@@ -158,6 +162,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             config.unimix, config.free_nats, config.units, config.layers, contrastive, config.sequence_length,
             config.decoded,
         )  # fmt: skip
+        if config.gradient_checkpointing:
+            recompute(model)
+        if config.compile:
+            compile_steps(model, device)
         actor = LatentActor(spaces.action, model.size, config.units, config.layers, unimix=0.0)
         critic = TwoHotMLP(model.size, config.units, config.layers)
         model, actor, critic = model.to(device), actor.to(device), critic.to(device)
@@ -235,7 +243,8 @@ def sample(state: State, count: int, length: int) -> tuple[Trajectory, Arrival]:
 def update_model(state: State, batch: Trajectory, arrival: Arrival) -> tuple[dict[str, Tensor], Tree]:
     """One gradient step of the world model on sequences `[B, T]`; its metrics, and the states of all rows."""
     config, model = state.config, state.model
-    terms, found = model.loss(model.initial(len(batch.reward)), batch, arrival, state.inner)
+    with precision.autocast(config.precision, state.inner.device):
+        terms, found = model.loss(model.initial(len(batch.reward)), batch, arrival, state.inner)
     coefs = {
         "dynamics": config.dynamics_coef,
         "representation": config.representation_coef,
@@ -254,7 +263,7 @@ def roots(state: State, batch: Trajectory, arrival: Arrival, found: Tree) -> tup
     if not length:
         length = 1
         batch, arrival = sample(state, config.imagined_batch, config.context + 1)
-        with torch.no_grad():
+        with torch.no_grad(), precision.autocast(config.precision, state.inner.device):
             latest = state.model.latest(batch.obs, batch.action, batch.cut, state.inner)
         found = {name: x.unsqueeze(1) for name, x in latest.items()}
     late = slice(-length, None)
@@ -266,7 +275,8 @@ def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival
     """One gradient step of actor and critic on rollouts from all rows `[N, L]` of a batch, whose states are given."""
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
     flat = {name: x.flatten(0, 1) for name, x in starts.items()}
-    steps, features = imagination.rollout(model, flat, actor, config.horizon, config.gamma, state.inner)
+    with precision.autocast(config.precision, state.inner.device):
+        steps, features = imagination.rollout(model, flat, actor, config.horizon, config.gamma, state.inner)
     predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
     with torch.no_grad():
         value, slow = predicted.mean(), state.slow_critic(features).mean()
@@ -333,6 +343,7 @@ def train(
 
 
 def _check(config: Config) -> None:
+    precision.dtype(config.precision, "cpu")
     if config.sequence_model not in SEQUENCE_MODELS:
         raise errors.unknown("sequence_model", config.sequence_model, SEQUENCE_MODELS)
     errors.at_least(

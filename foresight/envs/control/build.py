@@ -31,6 +31,7 @@ def make(
     clip_reward: bool | None = None,
     image_size: int | None = None,
     gray: bool | None = None,
+    pixels: int | None = None,
     autoreset: str = "same_step",
     atari: bool = True,
     **options: Any,
@@ -50,6 +51,7 @@ def make(
     - `rescale_action`: the Box action space becomes [-1, 1], mapped linearly to the environment's bounds;
     - `clip_reward`: clip the reward to its sign (Atari: on). `info["episode_return"]` is never clipped;
     - `image_size`, `gray`: resize images to this many pixels a side, and make them gray (Atari: 84, gray);
+    - `pixels`: observe the rendered frame and nothing else, an RGB image of this many pixels a side (see `frames`);
     - `autoreset`: how the engines `gymnasium` and `async` reset: `same_step`, `next_step` or `partial`;
     - `atari=False`: an Atari id without the Atari preprocessing (its options: see `atari.Options`);
     - other `options` go to the environment itself (`continuous=True`, `map_name="8x8"`, ...).
@@ -61,29 +63,33 @@ def make(
     if autoreset not in engines.AUTORESET:
         raise errors.unknown("autoreset", autoreset, engines.AUTORESET)
     counts = {"num_envs": num_envs, "action_repeat": action_repeat, "time_limit": time_limit}
-    for label, value in {**counts, "frame_stack": frame_stack, "image_size": image_size}.items():
+    for label, value in {**counts, "frame_stack": frame_stack, "image_size": image_size, "pixels": pixels}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise UserError(f"{label} must be a whole number of at least 1, not {value!r}.")
     spec = engines.find_spec(name)
-    pixels = atari and atari_set.is_atari(name, spec)
-    if pixels:
+    game = atari and atari_set.is_atari(name, spec)
+    if pixels is not None and game:
+        raise UserError(f"'{name}' observes images already: leave out pixels, and set their size by image_size.")
+    if pixels is not None and image_size is not None:
+        raise UserError("pixels is the size of the images already: leave out image_size.")
+    if game:
         options |= {key: value for key, value in (("image_size", image_size), ("gray", gray)) if value is not None}
-    request = engines.Request(name, num_envs, engine, render, time_limit, action_repeat, autoreset, options)
-    env: Env = atari_set.make(request, spec, frame_stack) if pixels else _start(request)
-    plain = not (flatten or rescale_action or visible or pixels or image_size or gray or (frame_stack or 1) > 1)
+    request = engines.Request(name, num_envs, engine, render, time_limit, action_repeat, autoreset, options, pixels)
+    env: Env = atari_set.make(request, spec, frame_stack) if game else _start(request)
+    plain = not (flatten or rescale_action or visible or game or pixels or image_size or gray or (frame_stack or 1) > 1)
     simulator = simulators.find(name, action_repeat, options) if plain else None
     env.spaces = env.spaces._replace(continuing=_continuing(name, options), simulator=simulator)
-    if (image_size is not None or gray) and not pixels:
-        env = wrappers.picture(env, image_size, bool(gray))
+    if (pixels is not None or image_size is not None or gray) and not game:
+        env = wrappers.picture(env, pixels or image_size, bool(gray))
     if flatten:
         env = wrappers.flatten(env)
     if visible is not None:
         env = wrappers.visible(env, visible)
-    if frame_stack is not None and frame_stack > 1 and not pixels:
+    if frame_stack is not None and frame_stack > 1 and not game:
         env = wrappers.frame_stack(env, frame_stack)
     if rescale_action:
         env = wrappers.rescale_action(env)
-    if clip_reward or (clip_reward is None and pixels):
+    if clip_reward or (clip_reward is None and game):
         env = wrappers.clip_reward(env)
     return env
 
@@ -99,7 +105,9 @@ def _continuing(name: str, options: dict[str, Any]) -> bool:
 def _start(request: engines.Request) -> Env:
     """The environments in the engine requested; `auto` is the fastest that supports the options."""
     name, engine = request.name, request.engine
-    plain = not request.render and request.action_repeat == 1
+    if request.pixels is not None and (name in own.TASKS or name.startswith(miniwob.PREFIX)):
+        raise UserError(f"'{name}' is not drawn from its state: leave out pixels.")
+    plain = not request.render and request.action_repeat == 1 and request.pixels is None
     alone = not request.render and name not in gymnasium.registry  # only EnvPool may have it
     if name in own.TASKS:
         return _own(request)
@@ -114,7 +122,7 @@ def _start(request: engines.Request) -> Env:
         pooled = name in engines.envpool_ids() if alone else plain and engines.in_envpool(request)
         engine = "native" if plain and native else "envpool" if pooled else "gymnasium"
     if engine in ("native", "vector") and not plain:
-        raise UserError(f"The engine '{engine}' has no action_repeat and no render; use engine='gymnasium'.")
+        raise UserError(f"The engine '{engine}' has no action_repeat, no pixels and no render; use engine='gymnasium'.")
     if engine == "envpool" and request.render:
         raise UserError("The engine 'envpool' has no render; use engine='gymnasium'.")
     if engine == "native":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from foresight import errors
 from foresight.envs.base import Env, Frame, Spaces
-from foresight.envs.control import own, vector
+from foresight.envs.control import frames, own, vector
 from foresight.errors import UserError
 
 NATIVE = ("CartPole-v1", "Pendulum-v1")  # in `classic`; listed here because numba is slow to import
@@ -48,6 +47,7 @@ class Request(NamedTuple):
     action_repeat: int
     autoreset: str
     options: dict[str, Any]
+    pixels: int | None = None
 
 
 def find_spec(name: str) -> EnvSpec | None:
@@ -67,6 +67,8 @@ def find_spec(name: str) -> EnvSpec | None:
 
 def load(module: str) -> Any:
     """Import an optional package. Raises UserError with the command that installs it."""
+    if module == "envpool":
+        frames.preload()
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -113,12 +115,15 @@ def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
 
 def _single(request: Request) -> gymnasium.Env[Any, Any]:
     """One Gymnasium environment with its options."""
-    keywords = dict(request.options)
-    if request.render:
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame must not open a window
-        keywords["render_mode"] = "rgb_array"
-    env = gymnasium.make(request.name, max_episode_steps=request.time_limit, disable_env_checker=True, **keywords)
-    return env if request.action_repeat == 1 else Repeat(env, request.action_repeat)
+    keywords, limit = dict(request.options), request.time_limit
+    if request.render or request.pixels is not None:
+        keywords |= frames.options(request.name, request.pixels)
+
+    def make() -> gymnasium.Env[Any, Any]:
+        env = gymnasium.make(request.name, max_episode_steps=limit, disable_env_checker=True, **keywords)
+        return env if request.action_repeat == 1 else Repeat(env, request.action_repeat)
+
+    return make() if request.pixels is None else frames.rendered(make, request.name, request.pixels)
 
 
 def _vector_form(request: Request) -> VectorEnv:
@@ -195,8 +200,8 @@ def unknown(name: str) -> UserError:
 def envpool_ids() -> frozenset[str]:
     """All ids that EnvPool has; none if it is not installed."""
     try:
-        envpool = importlib.import_module("envpool")
-    except ImportError:
+        envpool = load("envpool")
+    except UserError:
         return frozenset()
     return frozenset(envpool.list_all_envs())
 
@@ -228,7 +233,7 @@ def _declared(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
         try:
-            return importlib.import_module("envpool").make_spec(name)
+            return load("envpool").make_spec(name)
         except ImportError as error:
             raise UserError(f"Environment '{name}': {error}") from error
 
@@ -261,6 +266,10 @@ def envpool_env(request: Request) -> Env:
         if unused:
             raise UserError(f"EnvPool's '{request.name}' does not take these options: {', '.join(sorted(unused))}.")
         spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space)
+    if request.pixels is not None:
+        frames.require_pool(request.name, spec)
+        config |= {"from_pixels": True, "render_width": request.pixels, "render_height": request.pixels}
+        spaces = spaces._replace(obs=frames.space(request.pixels))
     if spec.config.max_num_players > 1:
         raise UserError(f"EnvPool's '{request.name}' is for several players; only one player is supported.")
     if limit is not None:
@@ -269,6 +278,7 @@ def envpool_env(request: Request) -> Env:
 
     def build(seed: int) -> vector.Engine:
         engine: vector.Engine = envpool.make(request.name, "gymnasium", num_envs=n, seed=seed, **config)
+        engine = engine if request.pixels is None else frames.PixelPool(engine)
         return engine if repeat == 1 else RepeatPool(engine, repeat)
 
     return pool(request.name, n, spaces, build, limit and limit // repeat)

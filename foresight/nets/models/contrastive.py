@@ -36,7 +36,7 @@ class Contrastive(nn.Module):
             n = deter.shape[1] - k
             reached = reached[:, :n] * (1 - cut[:, k - 1 : k - 1 + n]) if k else reached
             query = self.queries[k](torch.cat([deter[:, :n], *(action[:, j : j + n] for j in range(k))], -1))
-            scores = query.flatten(0, 1) @ self.keys[k](stoch[:, k:]).flatten(0, 1).T
+            scores = (query.flatten(0, 1) @ self.keys[k](stoch[:, k:]).flatten(0, 1).T).float()
             loss = (scores.logsumexp(1) - scores.diagonal()).view_as(reached) * reached
             total = total + self.DECAY**k * functional.pad(loss, (0, k))
         return total / sum(self.DECAY**k for k in range(steps))

@@ -13,6 +13,7 @@ from gymnasium import spaces as gs
 from torch import Tensor, nn
 from torch.nn import functional
 
+from foresight.data.trajectory import Tree
 from foresight.errors import UserError
 from foresight.nets import conv, encoders
 from foresight.nets.sequence.transformer import MLP, Attention, Cache, TransformerConfig
@@ -116,8 +117,13 @@ class Predictor(nn.Module):
 
 
 class LeWM(nn.Module):
-    """Encoder and predictor. `actions` is the number of actions A; a block has `block` · A numbers in [-1, 1]."""
+    """Encoder and predictor. `actions` is the number of actions A; a block has `block` · A numbers in [-1, 1].
 
+    It observes and takes steps as a `WorldModel`, but is none: a step is a block of actions, and nothing is predicted
+    but the next embedding.
+    """
+
+    discounted = False
     center: Tensor
     scale: Tensor
 
@@ -126,7 +132,7 @@ class LeWM(nn.Module):
         layers: int, heads: int, hidden: int,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.actions = int(action.shape[0])
+        self.actions, self.block, self.size = int(action.shape[0]), block, dim
         low, high = torch.from_numpy(action.low), torch.from_numpy(action.high)
         self.register_buffer("center", (high + low) / 2, persistent=False)
         self.register_buffer("scale", (high - low) / 2, persistent=False)
@@ -150,9 +156,35 @@ class LeWM(nn.Module):
 
         Each prediction reads at most the last `history` embeddings, its own among them.
         """
-        past = z.unsqueeze(1)
-        for t in range(action.shape[1]):
-            first = max(0, t + 1 - self.predictor.history)
-            following = self.predictor(past[:, first:], action[:, first : t + 1])[:, -1:]
-            past = torch.cat([past, following], 1)
-        return past[:, -1]
+        state = self.begin({"latent": z})
+        for one in action.unbind(1):
+            state, *_ = self.advance(state, one)
+        return state["latent"]
+
+    def initial(self, batch: int) -> dict[str, Tensor]:
+        """Nothing is remembered."""
+        return {}
+
+    def observe(
+        self, carry: Tree, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """The embeddings of the images, in evaluation mode. They depend on nothing else."""
+        return {"latent": self.eval().encoder(obs["image"])}
+
+    def features(self, state: dict[str, Tensor]) -> Tensor:
+        """The embedding."""
+        return state["latent"]
+
+    def begin(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See `WorldModel`: "past" `[N, K, D]` and "acted" `[N, K, block · A]` are what predictions read before."""
+        z, width = state["latent"], self.block * self.actions
+        return {"latent": z, "past": z.new_zeros(len(z), 0, self.size), "acted": z.new_zeros(len(z), 0, width)}
+
+    def advance(
+        self, state: dict[str, Tensor], action: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[dict[str, Tensor], None, None]:
+        """See `WorldModel`: one block of actions `[N, block · A]`. Neither reward nor continuation is predicted."""
+        last = slice(-self.predictor.history, None)
+        past = torch.cat([state["past"], state["latent"].unsqueeze(1)], 1)[:, last]
+        acted = torch.cat([state["acted"], action.unsqueeze(1)], 1)[:, last]
+        return {"latent": self.predictor(past, acted)[:, -1], "past": past, "acted": acted}, None, None

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree
-from foresight.nets.models.world_model import ObsModel, Policy, imagined
+from foresight.nets.models.world_model import ObsModel, Policy, imagined, reconstruction
 from foresight.nets.outputs import Normal
 
 State = dict[str, Tensor]  # "deter" `[..., D]`, "stoch" `[..., S]`
@@ -30,7 +30,8 @@ class GaussianRSSM(nn.Module):
     """The model of one kind of observation `obs` and of actions with `action_width` features.
 
     `deter` units of h, `stoch` Gaussian latents of a standard deviation of at least `min_std`, `hidden` units between.
-    A KL divergence below `free_nats` has no gradient. The reward has `layers` layers of `units`.
+    A KL divergence below `free_nats` has no gradient. The reward has `layers` layers of `units`. `decoded`: rows that
+    are reconstructed, see `world_model.reconstruction`.
     """
 
     kept: Sequence[str] = ("deter", "stoch", "action")
@@ -47,10 +48,11 @@ class GaussianRSSM(nn.Module):
         layers: int = 3,
         min_std: float = 0.1,
         free_nats: float = 3.0,
+        decoded: int = 0,
     ) -> None:
         super().__init__()
         self.obs, self.action_width, self.deter, self.stoch = obs, action_width, deter, stoch
-        self.min_std, self.free_nats = min_std, free_nats
+        self.min_std, self.free_nats, self.decoded = min_std, free_nats, decoded
         self.size = deter + stoch  # of the features
         self.inputs = nn.Sequential(nn.Linear(stoch + action_width, hidden), nn.ReLU())
         self.cell = nn.GRUCell(hidden, deter)
@@ -157,7 +159,8 @@ class GaussianRSSM(nn.Module):
         state = self.observe(carry, batch.obs, batch.action, batch.cut, generator)
         features, posterior = self.features(state), Normal(state["mean"], state["std"])
         terms = {
-            "reconstruction": 0.5 * self.obs.loss(self.decoder(features), batch.obs),
+            "reconstruction": 0.5
+            * reconstruction(self.obs, self.decoder, features, batch.obs, self.decoded, generator),
             "reward": 0.5 * arrival.known * (self.reward(features) - arrival.reward).square(),
             "divergence": posterior.kl(self.prior(state["deter"])).clamp(min=self.free_nats),
         }

@@ -23,9 +23,12 @@ from foresight.nets.models import rssm_scan
 from foresight.nets.models.world_model import (
     EPS,
     Dense,
+    Logits,
     ObsModel,
     Policy,
+    RMSNorm,
     TwoHotMLP,
+    compiled_step,
     imagined,
     linear,
     mlp,
@@ -64,6 +67,7 @@ class RSSM(nn.Module):
 
     kept: Sequence[str] = ("deter", "stoch", "action")
     discounted = True
+    backend: str | None = None  # of torch.compile, see `world_model.compile_steps`
 
     def __init__(
         self,
@@ -91,13 +95,13 @@ class RSSM(nn.Module):
         self.from_deter, self.from_stoch = Dense(deter, hidden), Dense(stoch, hidden)
         self.from_action = Dense(action_width, hidden)
         self.mix = BlockLinear(blocks, deter // blocks + 3 * hidden, deter // blocks)
-        self.mix_norm = nn.RMSNorm(deter, eps=EPS)
+        self.mix_norm = RMSNorm(deter, eps=EPS)
         self.gates = BlockLinear(blocks, deter // blocks, 3 * deter // blocks)
         self.prior_layers = nn.Sequential(Dense(deter, hidden), Dense(hidden, hidden))
-        self.prior_logits = linear(hidden, stoch)
+        self.prior_logits = linear(hidden, stoch, kind=Logits)
         self.post_deter, self.post_obs = linear(deter, hidden), linear(obs.size, hidden)
-        self.post_norm = nn.RMSNorm(hidden, eps=EPS)
-        self.post_logits = linear(hidden, stoch)
+        self.post_norm = RMSNorm(hidden, eps=EPS)
+        self.post_logits = linear(hidden, stoch, kind=Logits)
         self.decoder = obs.decoder(self.size) if decoder else None
         self.projection = None if decoder else nn.Linear(self.size, obs.size, bias=False)
         self.reward = TwoHotMLP(self.size, units, layers)
@@ -164,14 +168,19 @@ class RSSM(nn.Module):
             rolled, actions = rssm_scan.rollout(self, deter, stoch, policy, draws, generator)
             return self._imagined(rolled, actions)
         features, actions = [self.features(state)], []
+        ahead = compiled_step(RSSM._ahead, self.backend)
         for t in range(horizon):
             output = policy(features[-1])
             action = output.sample(generator)
-            deter = self._advance(deter, stoch, self.from_action(policy.action_features(action)))
-            stoch = self.prior(deter).straight_through(draws[:, t])
+            deter, stoch = ahead(self, deter, stoch, policy.action_features(action), draws[:, t])
             features.append(torch.cat([deter, stoch], -1))
             actions.append(action)
         return self._imagined(torch.stack(features, 1), actions)
+
+    def _ahead(self, deter: Tensor, stoch: Tensor, action: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """The next h and ẑ, drawn at `draws` `[N, G]`."""
+        deter = self._advance(deter, stoch, self.from_action(action))
+        return deter, self.prior(deter).straight_through(draws)
 
     def begin(self, state: State) -> State:
         """See `WorldModel`."""
@@ -212,7 +221,8 @@ class RSSM(nn.Module):
             seen = reconstruction(self.obs, self.decoder, features, batch.obs, self.decoded, generator)
         else:
             assert self.projection is not None
-            seen = latent.redundancy(self.projection(features), encoded.detach()).expand_as(arrival.known)
+            with torch.autocast(features.device.type, enabled=False):  # a correlation over the batch needs float32
+                seen = latent.redundancy(self.projection(features), encoded.detach().float()).expand_as(arrival.known)
         terms = {
             "redundancy" if self.decoder is None else "reconstruction": seen,
             "reward": arrival.known * self.reward(features).loss(arrival.reward),
@@ -227,7 +237,7 @@ class RSSM(nn.Module):
         shared = torch.cat([self.from_deter(deter), self.from_stoch(stoch), action], -1).unsqueeze(1)
         parts = torch.cat([deter.view(len(deter), self.blocks, -1), shared.expand(-1, self.blocks, -1)], -1)
         mixed = functional.silu(self.mix_norm(self.mix(parts).flatten(1)))
-        gates = self.gates(mixed.view(len(deter), self.blocks, -1))
+        gates = self.gates(mixed.view(len(deter), self.blocks, -1)).float()  # so h is, whatever multiplies
         reset, candidate, update = (gate.flatten(1) for gate in gates.chunk(3, -1))
         update = torch.sigmoid(update - 1)  # biased towards keeping the state
         return torch.lerp(deter, torch.tanh(torch.sigmoid(reset) * candidate), update)

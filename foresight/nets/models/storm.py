@@ -31,7 +31,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits, pad
 from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.nets.models.contrastive import Contrastive
-from foresight.nets.models.world_model import ObsModel, Policy, TwoHotMLP, imagined, linear, mlp, reconstruction
+from foresight.nets.models.world_model import (
+    Logits,
+    ObsModel,
+    Policy,
+    TwoHotMLP,
+    compiled_step,
+    imagined,
+    linear,
+    mlp,
+    reconstruction,
+)
 from foresight.nets.outputs import OneHots, one_hots
 from foresight.nets.sequence.recurrent import Recurrent
 from foresight.nets.sequence.transformer import Cache, Transformer, TransformerConfig
@@ -166,6 +176,7 @@ class STORM(nn.Module):
 
     kept: Sequence[str] = ()
     discounted = True
+    backend: str | None = None  # of torch.compile, see `world_model.compile_steps`
 
     def __init__(
         self,
@@ -189,13 +200,13 @@ class STORM(nn.Module):
         self.groups, self.classes, self.unimix, self.free_nats = groups, classes, unimix, free_nats
         width, stoch = sequence.size, groups * classes
         self.size = stoch + width  # of the features
-        self.post_logits = linear(obs.size, stoch)
+        self.post_logits = linear(obs.size, stoch, kind=Logits)
         self.decoder = obs.decoder(stoch)
         self.mixer = nn.Sequential(
             nn.Linear(stoch + action_width, width, bias=False), nn.LayerNorm(width), nn.ReLU(),
             nn.Linear(width, width, bias=False), nn.LayerNorm(width),
         )  # fmt: skip
-        self.prior_logits = linear(width, stoch)
+        self.prior_logits = linear(width, stoch, kind=Logits)
         self.reward = TwoHotMLP(width, units, layers)
         self.continues = mlp(width, units, layers, 1)
         self.contrastive = contrastive
@@ -224,7 +235,7 @@ class STORM(nn.Module):
         state, tokens, start = self._contexts(carry, obs, action, cut, generator)
         h = self.sequence.read(self.mixer(tokens[:, :-1]), start[:, :-1])
         keep = ~start[:, self.context :, None]
-        return {**state, "deter": h[:, self.context - 1 :] * keep}
+        return {**state, "deter": h[:, self.context - 1 :].float() * keep}
 
     def latest(self, obs: Tree, action: Tensor, cut: Tensor, generator: torch.Generator | None) -> State:
         """See `WorldModel`: without h, which `imagine` computes."""
@@ -260,17 +271,22 @@ class STORM(nn.Module):
         last, memory = self.sequence.prefill(self.mixer(state["context"]), filled, horizon)
         deter = last * filled[:, -1:]
         features, actions, deters = [torch.cat([stoch, deter], -1)], [], []
+        ahead = compiled_step(STORM._ahead, self.backend)
         for _ in range(horizon):
             action = policy(features[-1]).sample(generator)
-            token = torch.cat([stoch, policy.action_features(action)], -1)
-            deter, memory = self.sequence.step(self.mixer(token), memory)
-            stoch = self._sampled(self.prior_logits(deter), generator)
+            deter, logits, memory = ahead(self, stoch, policy.action_features(action), memory)
+            stoch = self._sampled(logits, generator)
             features.append(torch.cat([stoch, deter], -1))
             actions.append(action)
             deters.append(deter)
-        ahead = torch.stack(deters, 1)
-        states, discount = torch.stack(features, 1), self.continues(ahead).squeeze(-1).sigmoid()
-        return imagined(states, actions, self.reward(ahead).mean(), discount)
+        later = torch.stack(deters, 1)
+        states, discount = torch.stack(features, 1), self.continues(later).squeeze(-1).sigmoid()
+        return imagined(states, actions, self.reward(later).mean(), discount)
+
+    def _ahead(self, stoch: Tensor, action: Tensor, memory: Any) -> tuple[Tensor, Tensor, Any]:
+        """h after one more token, the logits of the next latent, and the memory."""
+        deter, memory = self.sequence.step(self.mixer(torch.cat([stoch, action], -1)), memory)
+        return deter, self.prior_logits(deter), memory
 
     def loss(
         self, carry: State, batch: Trajectory, arrival: Arrival, generator: torch.Generator

@@ -87,6 +87,9 @@ class Vectors(nn.Module):
 class Pixels(nn.Module):
     """The encoder of images: four convolutions of `channels`, to latent states.
 
+    Each image is standardized, and its brightness joins what the convolutions find. The paper subtracts 1/2: a bright
+    background then drowns what moves before it, and the latent states of all images are alike for a thousand updates.
+
     Raises UserError for images that are too small.
     """
 
@@ -103,10 +106,13 @@ class Pixels(nn.Module):
         layers: list[nn.Module] = []
         for inputs, size, stride in ((self.planes, 7, 2), (channels, 5, 2), (channels, 3, 2), (channels, 3, 1)):
             layers += [nn.Conv2d(inputs, channels, size, stride), nn.ReLU()]
+        for layer in layers[::2]:  # He et al. 2015, eq. 10; by default the biases drown what differs between images
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
         self.convs = nn.Sequential(*layers[:-1])
         with torch.no_grad():
             size = self.convs(torch.zeros(1, self.planes, height, width)).numel()
-        self.net = nn.Sequential(*normed(size, latent, SimNorm(group)))
+        self.net = nn.Sequential(*normed(size + 2, latent, SimNorm(group)))
 
     def forward(self, obs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """`[..., latent]` of images in the order of the space; with a `generator` each is shifted at random first."""
@@ -115,7 +121,8 @@ class Pixels(nn.Module):
         x = x.reshape(-1, self.planes, *x.shape[-2:])
         if generator is not None:
             x = transforms.random_shift(x, PAD, generator)
-        y = self.convs(x.float() / 255 - 0.5).flatten(1)
+        bright = x.float().mean((1, 2, 3)).div(255).unsqueeze(1)
+        y = torch.cat([self.convs(functional.group_norm(x.float(), 1)).flatten(1), bright, 1 - bright], 1)
         return self.net(y).view(*obs.shape[:lead], -1)
 
 

@@ -6,15 +6,19 @@ observation and no action (`data.sequences`). `cut` is 1 on that last row, and t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree, tree_map
@@ -25,6 +29,7 @@ from foresight.nets.precision import compiled
 from foresight.ops import transforms
 
 CONVS = "convs"  # the encoder of images that DreamerV3 has
+AT_ONCE = 256  # images that are encoded or decoded together where memory is to be saved
 EPS = 1e-4  # of every RMSNorm, as in DreamerV3's code
 
 
@@ -107,11 +112,19 @@ def decodes(model: Any) -> bool:
     return hasattr(model, "decode") and getattr(model, "decoder", True) is not None
 
 
+class RMSNorm(nn.RMSNorm):
+    """nn.RMSNorm in float32, also of what autocast made bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return super().forward(x.float())
+
+
 class Dense(nn.Sequential):
     """A linear layer, RMSNorm and SiLU, initialized as in DreamerV3's code: truncated normal, variance 1 / inputs."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(linear(inputs, outputs), nn.RMSNorm(outputs, eps=EPS), nn.SiLU())
+        super().__init__(linear(inputs, outputs), RMSNorm(outputs, eps=EPS), nn.SiLU())
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., inputs]` to `[..., outputs]`; on a CPU, norm and SiLU are one loop."""
@@ -122,9 +135,17 @@ class Dense(nn.Sequential):
         return fused_latent.norm_silu(self[0](x), self.get_parameter("1.weight"), EPS)
 
 
-def linear(inputs: int, outputs: int, scale: float = 1.0) -> nn.Linear:
+class Logits(nn.Linear):
+    """A linear layer whose outputs are float32 under autocast too, as probabilities and losses need them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., inputs]` to `[..., outputs]`."""
+        return super().forward(x).float()
+
+
+def linear(inputs: int, outputs: int, scale: float = 1.0, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
     """A linear layer with truncated normal weights of variance scale² / inputs and bias 0."""
-    layer = nn.Linear(inputs, outputs)
+    layer = kind(inputs, outputs)
     nn.init.zeros_(layer.bias)
     truncated(layer.weight, inputs, scale)
     return layer
@@ -140,10 +161,10 @@ def truncated(weight: Tensor, inputs: int, scale: float = 1.0) -> None:
 
 
 def mlp(inputs: int, units: int, layers: int, outputs: int, scale: float = 1.0) -> nn.Sequential:
-    """`layers` of `Dense` and a linear layer whose initial weights are times `scale`."""
+    """`layers` of `Dense` and a linear layer with float32 outputs, whose initial weights are times `scale`."""
     sizes = [inputs] + [units] * layers
     hidden = [Dense(a, b) for a, b in itertools.pairwise(sizes)]
-    return nn.Sequential(*hidden, linear(sizes[-1], outputs, scale))
+    return nn.Sequential(*hidden, linear(sizes[-1], outputs, scale, Logits))
 
 
 class TwoHotMLP(nn.Module):
@@ -205,7 +226,6 @@ class Images(nn.Module):
     """
 
     MULTS = (2, 3, 4, 4)
-    AT_ONCE = 256  # images
 
     def __init__(self, space: gs.Space[Any], depth: int, patch: int = 1, images: str = CONVS) -> None:
         """Raises UserError for images of other sizes, and for a `patch` that leaves less than 4 × 4 squares."""
@@ -225,6 +245,7 @@ class Images(nn.Module):
                 f"patch {patch} does not fit images of {height} pixels. Use one of {', '.join(map(str, sides))}."
             )
         self.channels, self.patch = math.prod(stack), patch
+        self.recomputed = False
         convs = stages - round(math.log2(patch))
         self.depths = [depth * m for m in (self.MULTS * 2)[: convs + (patch > 1)]]
         first = self.channels
@@ -249,11 +270,12 @@ class Images(nn.Module):
         return x / 255 if obs.dtype == torch.uint8 else x
 
     def forward(self, obs: Tensor) -> Tensor:
-        """`[..., size]`. Without gradient, of so many images at a time (`AT_ONCE`), whose activations take memory."""
+        """`[..., size]`. Without gradient, of `AT_ONCE` images at a time, whose activations take memory."""
         lead = obs.shape[: obs.dim() - len(self.order)]
         images = obs.reshape(-1, *self.shape)
-        parts = [images] if torch.is_grad_enabled() else images.split(self.AT_ONCE)
-        return torch.cat([self._encoded(part) for part in parts]).view(*lead, self.size)
+        if self.recomputed or not torch.is_grad_enabled():
+            return in_parts(self._encoded, images).view(*lead, self.size)
+        return self._encoded(images).view(*lead, self.size)
 
     def _encoded(self, images: Tensor) -> Tensor:
         if self.network is not None:
@@ -302,7 +324,7 @@ class ImageDecoder(nn.Module):
 
     def __init__(self, inputs: int, channels: int, depths: Sequence[int], patch: int = 1) -> None:
         super().__init__()
-        self.patch = patch
+        self.patch, self.recomputed = patch, False
         self.first = linear(inputs, 16 * depths[-1])
         self.first_norm = nn.GroupNorm(1, depths[-1])
         sizes = [*depths[::-1], channels] if patch == 1 else [*depths[::-1]]
@@ -312,12 +334,65 @@ class ImageDecoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, C, H, W]` of features `[..., F]`, N being the product of the leading dims."""
-        x = self.first(features.flatten(0, -2))
+        flat = features.flatten(0, -2)
+        return in_parts(self._decoded, flat) if self.recomputed else self._decoded(flat)
+
+    def _decoded(self, features: Tensor) -> Tensor:
+        x = self.first(features)
         x = functional.silu(self.first_norm(x.view(len(x), -1, 4, 4)))
         for i, layer in enumerate(self.up):
             x = layer(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
             x = functional.silu(self.up_norms[i](x)) if i < len(self.up_norms) else x
-        return torch.sigmoid(x if self.squares is None else functional.pixel_shuffle(self.squares(x), self.patch))
+        x = x if self.squares is None else functional.pixel_shuffle(self.squares(x), self.patch)
+        return torch.sigmoid(x.float())
+
+
+def in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`run` on `AT_ONCE` rows of x `[N, ...]` at a time; with gradients, each is run again in the backward pass.
+
+    Chen et al. 2016 (arXiv:1604.06174). `run` treats rows alike: the values are the same, the gradients up to rounding.
+    """
+    parts = x.split(AT_ONCE)
+    if not torch.is_grad_enabled():
+        return torch.cat([run(part) for part in parts])
+    return torch.cat([checkpoint(run, part, use_reentrant=False) for part in parts])
+
+
+def recompute(model: nn.Module) -> None:
+    """Gradient checkpointing of the encoder and decoder of images in a world model: they keep only their inputs.
+
+    Raises UserError if the model reads no images.
+    """
+    found = [part for part in model.modules() if isinstance(part, Images | ImageDecoder)]
+    if not found:
+        raise UserError(
+            "gradient_checkpointing recomputes the encoder and decoder of images, but these observations are numbers. "
+            "Leave it out."
+        )
+    for part in found:
+        part.recomputed = True
+
+
+@functools.cache
+def compiled_step(step: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+    """A step of imagination, by torch.compile with a `backend`; the same if that is None.
+
+    The model is an argument of `step`, so one compiled function serves all models, and a copy of a model has no other's
+    weights.
+    """
+    return step if backend is None else torch.compile(step, backend=backend)
+
+
+def compile_steps(model: nn.Module, device: str | torch.device) -> None:
+    """Let the steps of imagination be compiled, the first time that they are taken.
+
+    Raises UserError for a model whose steps cannot be compiled, and on a CPU without a C++ compiler.
+    """
+    if not hasattr(model, "backend"):
+        raise UserError(f"The steps of {type(model).__name__} cannot be compiled: leave out --compile.")
+    if torch.device(device).type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise UserError("compile needs a C++ compiler on a CPU: install g++, or leave out --compile.")
+    model.backend = "inductor"  # type: ignore[assignment]  # a plain attribute
 
 
 ObsModel = Vectors | Images

@@ -66,8 +66,8 @@ def recorded(knock_outs: Sequence[KnockOut] = ()) -> Iterator[list[Tensor]]:
 
 
 def is_recording() -> bool:
-    """Whether weights are recorded, so that fused kernels cannot be used."""
-    return _RECORDING.get() is not None
+    """Whether weights are recorded, so that fused kernels cannot be used. Not inside torch.compile."""
+    return not torch.compiler.is_compiling() and _RECORDING.get() is not None
 
 
 def dropout(x: Tensor, rate: float) -> Tensor:

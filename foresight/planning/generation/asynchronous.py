@@ -30,7 +30,7 @@ from foresight import distributed
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
-from foresight.planning.generation import dialogue, rollout
+from foresight.planning.generation import dialogue, multi_turn, rollout
 from foresight.planning.generation.rollout import TextRollout
 
 MOST = 16  # of the staleness
@@ -162,7 +162,7 @@ class Collector:
         """Begin a round, whose random numbers are drawn at once: they do not depend on when it ends."""
         policy = copy.deepcopy(self.policy).requires_grad_(False)
         rows = dialogue.begin(policy, task, examples, group)
-        uniform = dialogue.draws(task, rows, group, max_new_tokens, generator)
+        uniform = multi_turn.draws(task, rows, group, max_new_tokens, generator)
         self._rows[first] = rows
         version, began, left = self.version, monotonic(), [group] * len(examples)
 
@@ -180,7 +180,7 @@ class Collector:
 
         def hold() -> None:
             try:
-                dialogue.hold(policy, task, rows, group, max_new_tokens, temperature, uniform, ended)
+                multi_turn.hold(policy, task, rows, group, max_new_tokens, temperature, uniform, ended)
             except Exception as error:  # raised again where the trainer waits
                 with self._changed:
                     self._error = error

@@ -17,7 +17,8 @@ from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation.decoding import Completer, generate
-from foresight.planning.generation.dialogue import Dialogues, converse
+from foresight.planning.generation.dialogue import Dialogues
+from foresight.planning.generation.multi_turn import converse
 
 ANSWERS = 1024  # prompts in a batch of answers; the sampler decides how many rows it decodes at once
 

@@ -395,5 +395,8 @@ def _refusal(root: str, path: str, code: int, reason: str) -> str:
             "only (foresight eval RUN --completer URL)."
         )
     if code in (401, 403):
-        return f"{root} needs an API key: set the environment variable {KEY}."
+        return (
+            f"{root} needs an API key, or a user and password: set the environment variable {KEY}, or give --completer "
+            "http://USER:PASSWORD@HOST. No file holds them, so a run that is resumed needs them again."
+        )
     return f"{root}{path} refuses: {reason}."

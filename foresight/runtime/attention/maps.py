@@ -97,24 +97,39 @@ class Maps:
                 raise UserError(f"Layer {layer} has no {what} {index} to knock out: count from 0 to {count - 1}.")
         return KnockOut(layer, head, query, key)
 
+    def row(self, output: Tensor, query: int = -1) -> Tensor:
+        """The row of a query in an output `[T, ...]`; the only row where there is one for all, as of an image.
+
+        Raises UserError for a query that does not exist.
+        """
+        queries = self.weights[0].shape[-2]
+        if not -queries <= query < queries:
+            raise UserError(
+                f"There is no query {query}: choose one from 0 to {queries - 1}, or, from the end, -1 to -{queries}."
+            )
+        return output[query] if len(output) > 1 else output[0]
+
     def effect(self, knock_outs: Sequence[KnockOut], query: int = -1) -> dict[str, Any]:
         """What removing links changes in the output of a query.
 
         `change`: KL divergence in nats of the probabilities, or the relative change of the features, |Δ| / |output|;
         `before`, `after`: the likeliest outputs; `loss_before`, `loss_after`: the mean nats of the targets, if any.
+        Raises UserError as `row`.
         """
-        output = self.again(knock_outs)[1]
-        found: dict[str, Any] = {"change": self._change(output[query], self.output[query])}
+        before, output = self.row(self.output, query), self.again(knock_outs)[1]
+        after = self.row(output, query)
+        found: dict[str, Any] = {"change": self._change(after, before)}
         if self.probabilities:
-            found |= {"before": self.likeliest(self.output[query]), "after": self.likeliest(output[query])}
+            found |= {"before": self.likeliest(before), "after": self.likeliest(after)}
         if self.targets is not None and (self.targets >= 0).any():
             found |= {"loss_before": self._loss(self.output), "loss_after": self._loss(output)}
         return found
 
     def each_head(self, query: int = -1) -> list[list[float]]:
-        """`change` without each head of each layer: one pass for each."""
+        """`change` without each head of each layer: one pass for each. Raises UserError as `row`."""
+        before = self.row(self.output, query)
         return [
-            [self._change(self.again([KnockOut(i, head)])[1][query], self.output[query]) for head in range(len(layer))]
+            [self._change(self.row(self.again([KnockOut(i, head)])[1], query), before) for head in range(len(layer))]
             for i, layer in enumerate(self.weights)
         ]
 

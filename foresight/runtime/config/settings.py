@@ -30,7 +30,8 @@ class Settings:
     note: str = ""  # printed at the start: renamed options; the preset that was chosen automatically, and what it sets
     actors: int = 0  # actor processes; 0: one process acts and trains
     ray: str | None = None  # address of the Ray cluster of the actors; None: this machine
-    completer: str | None = None  # URL of the server that samples for a language model; None: the model itself
+    # URL of the server that samples for a language model; None: the model itself. No file holds its user and password.
+    completer: str | None = None
     staleness: int | None = None  # updates by which samples may lag; None: sampling and training take turns
     paths: dict[str, str] = dataclasses.field(default_factory=dict)  # absolute paths of files, by typed name
 
@@ -55,6 +56,11 @@ class Settings:
         )
         return dataclasses.replace(self, env=paths.substitute(self.env, names), env_options=options, config=config)
 
+    def _public(self, url: str) -> str:
+        from foresight.planning.generation.server import without_user  # late: this imports torch
+
+        return without_user(url)
+
     @property
     def seed(self) -> int:
         """The seed of everything random in the run."""
@@ -78,7 +84,7 @@ class Settings:
             "device": self.device,
             "evaluation": {"episodes": self.episodes, "every": self.evaluate_every},
             **({"actors": self.actors, "ray": self.ray} if self.actors else {}),
-            **({"completer": self.completer} if self.completer else {}),
+            **({"completer": self._public(self.completer)} if self.completer else {}),
             **({"staleness": self.staleness} if self.staleness is not None else {}),
             **({"paths": self.paths} if self.paths else {}),
             "config": {key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()},
@@ -112,7 +118,7 @@ class Settings:
         if self.actors:
             parts += ["--actors", str(self.actors), *(["--ray", self.ray] if self.ray else [])]
         if self.completer:
-            parts += ["--completer", self.completer]
+            parts += ["--completer", self._public(self.completer)]
         if self.staleness is not None:
             parts += ["--staleness", str(self.staleness)]
         for name, value in self.config.items():

@@ -43,7 +43,7 @@ def measure(
         if not hasattr(module, "reanalyze"):
             raise UserError(
                 f"{agent.settings.algorithm} learns no model to search in. "
-                "Give a run of muzero or one of its variants, or of dreamer, storm, planet or tdmpc2."
+                "Give a run of muzero or one of its variants, or of dreamer, storm, planet, tdmpc2 or lewm."
             )
         base_env = environments.evaluation(
             dataclasses.replace(agent.settings, episodes=control.EVALUATION_ENVS), agent.env

@@ -1,7 +1,8 @@
 """What a world model predicts without seeing: open-loop predictions, their error by horizon, pictures and videos.
 
 The model observes some steps of an episode that the agent acts in, the context. Then it gets only the actions, and
-predicts observations, rewards and continuations, which are compared with what happened.
+predicts observations, rewards and continuations, which are compared with what happened. Of a model that predicts no
+observations, latent states are compared with those that the true observations have.
 """
 
 from __future__ import annotations
@@ -45,22 +46,26 @@ class OpenLoop:
     - `truth`, `prediction`: observations, images `[B, T, C, H, W]` in bytes or vectors `[B, T, D]`; a model without a
       decoder has neither. Of the context it is the reconstruction;
     - `reward`, `discount` and what was `predicted_reward`, `predicted_discount`: of the step that led to each
-      observation; 0 in the context, without γ;
+      observation; 0 in the context, without γ; None if they are not predicted;
     - `value`: the critic's, None if there is none;
     - `valid`: 1 where the observation is of the same episode as the context;
-    - `reached`: 1 where reward and continuation are, so also those of the step that ended the episode.
+    - `reached`: 1 where reward and continuation are, so also those of the step that ended the episode;
+    - `latent`, `still`: squared distances of the predicted latent state, and of the last observed one, from that of the
+      true observation; None with a decoder.
     """
 
     context: int
     truth: Tensor | None
     prediction: Tensor | None
     reward: Tensor
-    predicted_reward: Tensor
+    predicted_reward: Tensor | None
     discount: Tensor
-    predicted_discount: Tensor
+    predicted_discount: Tensor | None
     value: Tensor | None
     valid: Tensor
     reached: Tensor
+    latent: Tensor | None = None
+    still: Tensor | None = None
 
     @property
     def images(self) -> bool:
@@ -70,26 +75,33 @@ class OpenLoop:
     def errors(self) -> dict[str, list[float]]:
         """Mean errors by imagined step, from step 0 (the last observed one) on; NaN where no episode is that long.
 
-        `observation`: squared, mean over pixels in [0, 1] or over the vector; `reward` and `continuation`: absolute.
+        `observation`: squared, mean over pixels in [0, 1] or over the vector; `reward` and `continuation`: absolute;
+        `latent`: squared, as a share of that of the prediction that nothing changes, of which step 0 has none.
         """
         found = {}
         if self.prediction is not None and self.truth is not None:
             scale = 255.0 if self.images else 1.0
             found["observation"] = ((self.prediction.float() - self.truth.float()) / scale).square().flatten(2).mean(-1)
-        found["reward"] = (self.predicted_reward - self.reward).abs()
-        found["continuation"] = (self.predicted_discount - self.discount).abs()
+        if self.predicted_reward is not None and self.predicted_discount is not None:
+            found["reward"] = (self.predicted_reward - self.reward).abs()
+            found["continuation"] = (self.predicted_discount - self.discount).abs()
         late = slice(self.context - 1, None)
         masks = {name: (self.valid if name == "observation" else self.reached)[:, late] for name in found}
-        return {
+        errors = {
             name: ((error[:, late] * masks[name]).sum(0) / masks[name].sum(0)).tolist()  # 0 / 0 is NaN
             for name, error in found.items()
         }
+        if self.latent is not None and self.still is not None:
+            latent, still = ((x * self.valid)[:, late].sum(0) for x in (self.latent, self.still))
+            errors["latent"] = torch.where(still > 0, latent / still, torch.nan).tolist()
+        return errors
 
 
-def measure(agent: Agent, horizon: int, count: int = 64, context: int = CONTEXT) -> OpenLoop:
+def measure(agent: Agent, horizon: int, count: int = 64) -> OpenLoop:
     """At least `count` open-loop predictions over `horizon` steps, in environments that the agent was not trained on.
 
-    The agent acts as in evaluation. Raises UserError for a run without a world model, and for a horizon below 1.
+    The agent acts as in evaluation. A step of a model of blocks of actions is a block. Raises UserError for a run
+    without a world model, and for a horizon below 1.
     """
     if horizon < 1:
         raise UserError(f"The number of model steps must be at least 1, not {horizon}.")
@@ -97,7 +109,7 @@ def measure(agent: Agent, horizon: int, count: int = 64, context: int = CONTEXT)
     settings = dataclasses.replace(agent.settings, episodes=control.EVALUATION_ENVS)
     env = environments.evaluation(settings, agent.env)
     try:
-        return observe_and_predict(agent.module, agent.state, env, settings.seed, horizon, count, context)
+        return observe_and_predict(agent.module, agent.state, env, settings.seed, horizon, count)
     finally:
         if env is not agent.env:
             environments.close(env)
@@ -110,10 +122,11 @@ def observe_and_predict(
     seed: int,
     horizon: int = HORIZON,
     count: int = control.EVALUATION_ENVS,
-    context: int = CONTEXT,
 ) -> OpenLoop:
     """Open-loop predictions in `env`, in which the agent acts as in evaluation; see `measure`."""
-    device, length = machine.device_of(state), context + horizon
+    device, block = machine.device_of(state), getattr(state.model, "block", None)
+    context = CONTEXT if block is None else 1  # models of blocks of actions begin from one observation
+    length = (context + horizon) * (block or 1)
     steps = length * math.ceil(count / env.num_envs)
 
     def act(obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:
@@ -129,10 +142,15 @@ def observe_and_predict(
 
 @torch.no_grad()
 def predict(state: State, space: Any, rows: Trajectory, context: int, generator: torch.Generator) -> OpenLoop:
-    """Open-loop predictions of the sequences `rows` `[B, T]` with actions in `space`, after `context` of them."""
+    """Open-loop predictions of the sequences `rows` `[B, T]` with actions in `space`, after `context` of them.
+
+    Of a model of blocks of actions, T is a multiple of their length, and context and predictions are counted in blocks.
+    """
     model = state.model
+    action = latent_actor.features_of(space, rows.action.flatten(0, 1)).unflatten(0, rows.shape)
+    if (block := getattr(model, "block", None)) is not None:
+        rows, action = _blocks(rows, block), action.unflatten(1, (-1, block)).flatten(2)
     batch, length = rows.shape
-    action = latent_actor.features_of(space, rows.action.flatten(0, 1)).unflatten(0, (batch, length))
     start = tree_map(lambda x: x[:, :context], rows.obs)
     observed = model.observe(model.initial(batch), start, action[:, :context], rows.cut[:, :context], generator)
     states = [{name: x[:, t] for name, x in observed.items()} for t in range(context)]
@@ -142,8 +160,15 @@ def predict(state: State, space: Any, rows: Trajectory, context: int, generator:
     for t in range(context - 1, length - 1):
         now, reward, continuation = model.advance(now, action[:, t], generator)
         states.append(now)
-        rewards.append(reward)
-        continuations.append((continuation / gamma).clamp(0, 1))
+        if reward is not None:
+            rewards.append(reward)
+            continuations.append((continuation / gamma).clamp(0, 1))
+    predicts = len(rewards) == length
+    latent = still = None
+    if not decodes(model):
+        target = model.features(model.observe(model.initial(batch), rows.obs, action, rows.cut, None))
+        latent = (torch.stack([model.features(one) for one in states], 1) - target).square().sum(-1).cpu()
+        still = (target[:, context - 1 : context] - target).square().sum(-1).cpu()
     decoded = [model.decode(one) for one in states] if decodes(model) else None
     critic = getattr(state, "critic", None)
     values = [critic(model.features(one)).mean() for one in states] if critic is not None else None
@@ -159,13 +184,22 @@ def predict(state: State, space: Any, rows: Trajectory, context: int, generator:
         None if decoded is None else truth(model, rows.obs).cpu(),
         None if decoded is None else torch.stack(decoded, 1).cpu(),
         arrived(rows.reward),
-        torch.stack(rewards, 1).cpu(),
+        torch.stack(rewards, 1).cpu() if predicts else None,
         arrived(rows.discount),
-        torch.stack(continuations, 1).cpu(),
+        torch.stack(continuations, 1).cpu() if predicts else None,
         None if values is None else torch.stack(values, 1).cpu(),
         going.cpu(),
         reached.cpu(),
+        latent,
+        still,
     )
+
+
+def _blocks(rows: Trajectory, block: int) -> Trajectory:
+    """The rows `[B, T]` of which a block of actions begins, `[B, T / block]`, with what came of it."""
+    reward, discount, cut = (x.unflatten(1, (-1, block)) for x in (rows.reward, rows.discount, rows.cut))
+    first = rows.map(lambda x: x[:, ::block])
+    return first.replace(reward=reward.sum(-1), discount=discount.prod(-1), cut=cut.amax(-1))
 
 
 def truth(model: Any, obs: Tree) -> Tensor:
@@ -251,10 +285,10 @@ def _rollout(found: OpenLoop) -> dict[str, tuple[np.ndarray, np.ndarray | None]]
         values = x[i, :length].float().tolist()
         return np.array(values if known else unseen + values[found.context :])
 
-    drawn: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
-        "reward": (row(found.predicted_reward, False), row(found.reward, False)),
-        "continuation": (row(found.predicted_discount, False), row(found.discount, False)),
-    }
+    drawn: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+    if found.predicted_reward is not None and found.predicted_discount is not None:
+        drawn["reward"] = row(found.predicted_reward, False), row(found.reward, False)
+        drawn["continuation"] = row(found.predicted_discount, False), row(found.discount, False)
     if found.value is not None:
         drawn["value"] = (row(found.value), None)
     if found.prediction is not None and found.truth is not None and not found.images:

@@ -100,9 +100,9 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
         metric, values = module.assess(state, examples)
         return Evaluation.of(metric, values)
     if getattr(task, "episode", None) is not None:
-        from foresight.planning.generation import dialogue
+        from foresight.planning.generation import multi_turn
 
-        found = dialogue.converse(state.policy, task, examples, 1, state.config.max_new_tokens, 0.0)
+        found = multi_turn.converse(state.policy, task, examples, 1, state.config.max_new_tokens, 0.0)
         outcomes = found.parts["outcome"]
         samples = _samples(examples, found.texts, outcomes)
         for i, sample in enumerate(samples):

@@ -317,6 +317,35 @@ def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> No
     assert len(live.store.turns()) == 48 and {t.version for t in live.store.turns()} <= {0, 1, 2}
 
 
+def test_a_version_that_cannot_be_loaded_is_logged_and_the_one_before_it_answers(live: Served) -> None:
+    def load(folder: str) -> LanguageModel:
+        if folder == "1":
+            raise OSError("model.safetensors is incomplete")
+        return model(int(folder))
+
+    threading.Thread(target=serve.follow, args=(live.store, live.engine, load, 0.01), daemon=True).start()
+    live.store.publish(1, "1", {}, [])
+    end = time.monotonic() + 10
+    while not live.store.events() and time.monotonic() < end:
+        time.sleep(0.01)
+    reason = "version 1 cannot be loaded, so version 0 answers until there is another: OSError: model.safetensors is"
+    time.sleep(0.05)
+    ((kind, text),) = live.store.events()  # logged once
+    assert kind == "serve" and text.startswith(reason) and live.ask("hi").model == "live-0"
+    live.store.publish(2, "2", {}, [])
+    while live.ask("hi").model != "live-2" and time.monotonic() < end:
+        pass
+    assert live.ask("hi").model == "live-2"
+
+
+def test_a_session_whose_name_is_too_long_is_refused(live: Served) -> None:
+    """Two long names with the same beginning are not one session."""
+    with pytest.raises(openai.BadRequestError, match="X-Session-Id has 201 characters: give a name of at most 200"):
+        live.ask("hi", session=200 * "a" + "b")
+    live.ask("hi", session=200 * "a")
+    assert [turn.session for turn in live.store.turns()] == [200 * "a"]
+
+
 def test_two_hundred_sessions_at_once(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     real, waiting = live.engine.submit, list[engines.Request]()
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from foresight.algorithms.world import dreamer, storm
-from foresight.data.sequences import Arrival
+from foresight.data.sequences import Arrival, arrivals
 from foresight.data.trajectory import Trajectory
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
+from foresight.nets import precision
 from foresight.nets.models.latent_actor import action_width
 from foresight.nets.models.planet import GaussianRSSM
 from foresight.nets.models.rssm import RSSM
@@ -26,6 +27,7 @@ from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, si
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
 from tests.algorithms.world.world_runs import DREAMER, near, reward_of
+from tests.kept import kept
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 CONFIG = storm.Config(
@@ -33,6 +35,8 @@ CONFIG = storm.Config(
     replay_size=2_000, learning_rate=1e-2, agent_learning_rate=1e-2, imagined_batch=64, context=1, horizon=2,
     entropy_coef=3e-2, width=16, sequence_layers=1, heads=2, groups=4, classes=4, units=16, layers=1, depth=2,
 )  # fmt: skip
+
+BOTH = pytest.mark.parametrize(("module", "config"), [(dreamer, DREAMER), (storm, CONFIG)], ids=["dreamer", "storm"])
 
 
 def test_it_counts_steps_and_reports_its_metrics() -> None:
@@ -194,7 +198,7 @@ def _fit(state: Any, config: Any) -> None:
     state.slow_critic = copy.deepcopy(state.critic).requires_grad_(False)
 
 
-@pytest.mark.parametrize(("module", "config"), [(dreamer, DREAMER), (storm, CONFIG)], ids=["dreamer", "storm"])
+@BOTH
 def test_a_search_in_the_model_corrects_the_actor(module: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     env = choice(3)
     state = module.build(dataclasses.replace(config, search_simulations=16, learning_starts=0), env.spaces)
@@ -209,6 +213,63 @@ def test_a_search_in_the_model_corrects_the_actor(module: Any, config: Any, monk
     assert module.act(state, obs)[0].tolist() == [2] * 8
 
 
+def of_pixels(module: Any, config: Any) -> dict[str, torch.Tensor]:
+    """The terms of a model's loss on random images."""
+    state = module.build(config, Spaces(gs.Box(0, 255, (3, 32, 32), np.uint8), gs.Discrete(2)))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    batch = Trajectory(images, torch.eye(2).expand(2, 2, 2).repeat(1, 2, 1), *torch.zeros(3, 2, 4))
+    with precision.autocast(config.precision, state.inner.device):
+        return state.model.loss(state.model.initial(2), batch, arrivals(batch), state.inner)[0]
+
+
+@sabotaged_by("foresight.nets.models.world_model.recompute", lambda f: lambda model: None)
+@BOTH
+def test_gradient_checkpointing_keeps_less_for_the_same_loss(module: Any, config: Any) -> None:
+    sizes, losses = [], []
+    for checkpointing in (False, True):
+        wanted = dataclasses.replace(config, gradient_checkpointing=checkpointing)
+        sizes.append(kept(lambda wanted=wanted: losses.append(of_pixels(module, wanted))))
+    torch.testing.assert_close(losses[1], losses[0])
+    assert sizes[1] < 0.5 * sizes[0]
+
+
+@sabotaged_by("foresight.nets.precision.dtype", lambda f: lambda precision, device: None)
+@BOTH
+def test_losses_in_bfloat16_are_float32(module: Any, config: Any) -> None:
+    wide, narrow = (of_pixels(module, dataclasses.replace(config, precision=x)) for x in ("float32", "bfloat16"))
+    for name, term in narrow.items():
+        assert term.dtype == torch.float32, name
+        torch.testing.assert_close(term.mean(), wide[name].mean(), rtol=0.02, atol=0)
+    assert not torch.equal(narrow["reconstruction"], wide["reconstruction"])
+
+
+@sabotaged_by("foresight.nets.precision.dtype", lambda f: lambda precision, device: None)
+@BOTH
+def test_an_update_in_bfloat16_is_that_of_float32_but_for_rounding(module: Any, config: Any) -> None:
+    late = {"train_ratio": 1e-3} if module is dreamer else {"train_every": 1_000, "dropout": 0.0}
+    before = last(module, dataclasses.replace(config, steps=96, **late), near())
+    before.critic.net[-1].bias.data += torch.linspace(-1, 1, 255)  # it predicts more than 0
+    found = []
+    for name in ("float32", "bfloat16"):
+        state = copy.deepcopy(before)
+        state.config = dataclasses.replace(config, precision=name)
+        found.append(module.update(state, *module.sample(state)) if module is dreamer else module.update(state))
+        assert all(p.dtype == torch.float32 and p.isfinite().all() for p in state.model.parameters())
+    assert found[0] != found[1]
+    assert found[1] == {name: pytest.approx(value, rel=0.1, abs=0.02) for name, value in found[0].items()}
+
+
+def test_steps_of_imagination_are_compiled_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, config = choice(), dataclasses.replace(CONFIG, compile=True)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    assert storm.build(config, env.spaces).model.backend == "inductor"
+    assert storm.build(CONFIG, env.spaces).model.backend is None
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler on a CPU: install g\+\+, or leave out --compile"):
+        storm.build(config, env.spaces)
+
+
 MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
@@ -217,6 +278,8 @@ MISTAKES = [
     ({"replay_size": 16}, "replay_size 16 is too small"),
     ({"context": 5}, "context 5 is more than sequence_length 4"),
     ({"imagined_last": 5}, "imagined_last 5 is more than sequence_length 4"),
+    ({"precision": "float16"}, "Unknown precision 'float16'"),
+    ({"gradient_checkpointing": True}, "these observations are numbers"),
     ({"heads": 3}, "dim=16 is not a multiple of heads=3"),
 ]
 

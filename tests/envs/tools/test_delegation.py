@@ -13,7 +13,7 @@ from foresight.envs.tools.delegation import Delegation
 from foresight.envs.tools.episode import scripted
 from foresight.envs.tools.make import demonstrations
 from foresight.errors import UserError
-from foresight.planning.generation import decoding, dialogue
+from foresight.planning.generation import decoding, dialogue, multi_turn
 from foresight.planning.generation.dialogue import Dialogue
 from tests.sabotage import sabotaged_by
 from tests.tiny_conversations import Concurrent, model
@@ -42,7 +42,7 @@ def begin(example: Example) -> Splitting:
 
 def converse(policy: Any, what: TextTask, group: int = 4, temperature: float = 1.0) -> dialogue.Dialogues:
     generator = torch.Generator().manual_seed(2)
-    return dialogue.converse(policy, what, what.train, group, 12, temperature, generator)
+    return multi_turn.converse(policy, what, what.train, group, 12, temperature, generator)
 
 
 def every(row: Dialogue) -> list[Dialogue]:
@@ -95,7 +95,7 @@ def test_conversations_of_teams_do_not_depend_on_the_way(way: str, monkeypatch: 
     if way == "rounds":
         policy.completer = functools.partial(decoding.generate, policy)
     if way == "few slots":
-        monkeypatch.setattr(dialogue, "CACHED", 1)
+        monkeypatch.setattr(multi_turn, "CACHED", 1)
     if way == "requests":
         policy.completer = Concurrent(policy)
     other = converse(policy, what, temperature=0.0)
@@ -127,7 +127,7 @@ def test_one_sub_agent_with_the_whole_chain_is_one_agent() -> None:
     policy, what, one = model(), task(), task(depth=0)
     policy.stop_ids = list(range(0, 40, 3))  # so that no turn is cut
     whole = dataclasses.replace(what, episode=lambda example: Whole(**example.columns["row"]))
-    team, alone = (dialogue.converse(policy, each, each.train, 1, 12, 0.0) for each in (whole, one))
+    team, alone = (multi_turn.converse(policy, each, each.train, 1, 12, 0.0) for each in (whole, one))
     assert team.parts["members"] == [1.0, 1.0, 1.0] and max(row.sampled for row in alone.rows) > 1
     for manager, agent in zip(team.rows, alone.rows, strict=True):
         (member,) = manager.members

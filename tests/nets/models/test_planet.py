@@ -201,3 +201,11 @@ def test_it_learns_the_reward_of_a_known_process() -> None:
         predicted = model.rewards(state, torch.eye(2).unsqueeze(1).expand(-1, 3, -1))
     truth = torch.tensor([[1.0, 0.0, -1.0]]) * torch.tensor([[1.0], [2.0]])
     torch.testing.assert_close(predicted, truth, atol=0.15, rtol=0)
+
+
+def test_only_some_rows_are_reconstructed() -> None:
+    obs, action, cut = _sequences()
+    batch = Trajectory(obs, action, torch.zeros(4, 7), torch.ones(4, 7), cut)
+    model = _model(decoded=2)
+    terms, _ = model.loss(model.initial(4), batch, arrivals(batch), torch.Generator())
+    assert ((terms["reconstruction"] > 0).sum(1) == 2).all()

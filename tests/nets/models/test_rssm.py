@@ -71,6 +71,24 @@ class Given:
         return action
 
 
+@sabotaged_by("foresight.nets.models.world_model.compiled_step", lambda f: lambda step, backend: step)
+@torch.no_grad()
+def test_compiled_imagination_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rssm, "compiled", lambda *tensors: False)  # as on an accelerator
+    model, graphs = _model(), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    obs, action, cut = _sequences()
+    start, found = model.latest(obs, action, cut, None), []
+    for model.backend in (None, backend):
+        found.append(model.imagine(start, Given(action[:, 0]), 4, torch.Generator().manual_seed(0))[1])
+    assert 1 <= len(graphs) <= 2  # the first states may have other strides
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=0)
+
+
 @sabotaged_by("foresight.nets.models.rssm.RSSM.advance", change("action", lambda x: -x))
 @torch.no_grad()
 def test_a_step_of_the_model_is_a_step_of_imagination() -> None:

@@ -149,6 +149,24 @@ def _check_rollout(model: STORM, policy: Uniform, generator: torch.Generator) ->
     torch.testing.assert_close(steps.obs[:, 0], model.features(found)[:, -1], atol=1e-5, rtol=0)
 
 
+@sabotaged_by("foresight.nets.models.world_model.compiled_step", lambda f: lambda step, backend: step)
+@torch.no_grad()
+def test_compiled_imagination_is_the_same() -> None:
+    model, graphs = _model(), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    start = model.latest(*_sequences(4), None)
+    found = []
+    for model.backend in (None, backend):
+        steps, features = model.imagine(start, Uniform(), 5, torch.Generator().manual_seed(0))
+        found.append((features, steps.reward, steps.discount))
+    assert 1 <= len(graphs) <= 3  # the cache grows: its length becomes a variable
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=0)
+
+
 class Scripted(Uniform):
     """A policy that takes `actions` `[N, H]` in order and draws nothing."""
 

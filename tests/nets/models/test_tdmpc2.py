@@ -151,6 +151,18 @@ def test_images_are_shifted_in_training_only() -> None:
     assert not torch.equal(model.encoder(obs), model.encoder(obs, torch.Generator().manual_seed(0)))
 
 
+@sabotaged_by("torch.nn.functional.group_norm", lambda f: lambda x, groups: x / 255 - 0.5)
+@torch.no_grad()
+def test_what_moves_before_a_white_floor_and_its_brightness_are_seen() -> None:
+    encoder = _model(IMAGE).encoder
+    bars = torch.full((6, 40, 44, 3), 255, dtype=torch.uint8)
+    for i in range(6):
+        bars[i, 15:25, 6 * i + 2 : 6 * i + 5] = 60
+    assert encoder(bars).std(0).mean() > 0.05
+    plain = torch.stack([torch.full((40, 44, 3), level, dtype=torch.uint8) for level in (20, 90, 250)])
+    assert encoder(plain).std(0).mean() > 0.01
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(UserError, match=r"at least 39 x 39 pixels, not 36 x 36.*image_size=64"):
         _model(gs.Box(0, 255, (36, 36, 3), np.uint8))

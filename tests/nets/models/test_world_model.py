@@ -11,7 +11,7 @@ from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.models import world_model
 from foresight.nets.models.world_model import Images
-from tests.sabotage import change, sabotaged_by, scaled
+from tests.sabotage import change, returns, sabotaged_by, scaled
 
 SPACE = gs.Box(0, 255, (32, 32, 3), np.uint8)
 
@@ -100,7 +100,41 @@ def test_without_gradient_few_images_at_a_time_give_the_same_features(monkeypatc
     assert expected.requires_grad
     sizes, encoded = [], Images._encoded
     monkeypatch.setattr(Images, "_encoded", lambda self, x: sizes.append(len(x)) or encoded(self, x))
-    monkeypatch.setattr(Images, "AT_ONCE", 4)
+    monkeypatch.setattr(world_model, "AT_ONCE", 4)
     with torch.no_grad():
         torch.testing.assert_close(model(images), expected)
     assert sizes == [4, 4, 2]
+
+
+@sabotaged_by("foresight.nets.models.world_model.in_parts", scaled(1.01))
+@sabotaged_by("foresight.nets.models.world_model.checkpoint", returns(lambda x: x.detach().lerp(x, 0.5)))
+@pytest.mark.parametrize("patch", [1, 8])
+def test_recomputed_images_have_the_same_values_and_gradients(patch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_model, "AT_ONCE", 4)  # the last part is smaller
+    torch.manual_seed(0)
+    encoder = Images(SPACE, 2, patch)
+    model = torch.nn.ModuleList([encoder, encoder.decoder(encoder.size)])
+    images = torch.randint(0, 256, (2, 5, 32, 32, 3), dtype=torch.uint8)
+    found = []
+    for _ in range(2):
+        features = encoder(images)
+        drawn = model[1](features)
+        model.zero_grad()
+        encoder.loss(drawn, images).mean().backward()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        found.append([features.detach(), drawn.detach(), *grads])
+        world_model.recompute(model)
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+    with pytest.raises(UserError, match=r"gradient_checkpointing .* these observations are numbers"):
+        world_model.recompute(world_model.Vectors(gs.Box(-1, 1, (3,)), 4, 1))
+
+
+@sabotaged_by("foresight.nets.models.world_model.Logits.forward", lambda f: torch.nn.Linear.forward)
+@sabotaged_by("foresight.nets.models.world_model.RMSNorm.forward", lambda f: torch.nn.RMSNorm.forward)
+def test_norms_and_outputs_are_float32_where_products_are_not() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+        hidden = world_model.Dense(4, 8)(x)
+        outputs = [world_model.TwoHotMLP(4, 8, 1)(x).choice.logits, world_model.mlp(4, 8, 1, 2)(x)]
+        assert world_model.linear(4, 8)(x).dtype == torch.bfloat16
+    assert all(y.dtype == torch.float32 for y in (hidden, *outputs))

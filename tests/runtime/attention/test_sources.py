@@ -235,7 +235,10 @@ def test_an_image_is_covered_by_its_patches(net: Any, tmp_path: Path) -> None:
     assert [tuple(heat.shape) for heat in heats] == list(maps.grids)
     for layer in maps.weights:
         torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
-    assert maps.effect([KnockOut(0, 1)])["change"] > 1e-6
+    effect = maps.effect([KnockOut(0, 1)])
+    assert effect["change"] > 1e-6 and maps.effect([KnockOut(0, 1)], query=5) == effect  # one output for all patches
+    with pytest.raises(UserError, match=f"no query {len(maps.tokens)}"):
+        maps.each_head(len(maps.tokens))
     draw.save(maps, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +41,10 @@ from tests.agents.live.test_train import begun, feed  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
-NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+# Without what only prints logs and adds machines. Workers with the priority of the tests, which wait for them.
+NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
+HEAD = {**NODE, "include_dashboard": False, "no_monitor": True}
+CONDITIONS = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 FIELDS: dict[str, Any] = {
     "hidden": (16,), "num_envs": 4, "rollout_steps": 8, "rollouts_per_update": 1, "optimizer": "adam", "learning_rate":
     3e-3,
@@ -53,25 +56,30 @@ def nodes() -> Iterator[Any]:
     """A cluster of two nodes, whose workers import this checkout."""
     from ray.cluster_utils import Cluster
 
-    before = {key: os.environ.get(key) for key in ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED")}
+    before = {key: os.environ.get(key) for key in ("PYTHONPATH", *CONDITIONS)}
     path = os.pathsep.join(filter(None, [str(ROOT), before["PYTHONPATH"]]))
-    os.environ.update(PYTHONPATH=path, OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0")
-    nodes = Cluster(initialize_head=True, head_node_args=NODE)
+    os.environ.update(PYTHONPATH=path, **CONDITIONS)
+    nodes = Cluster(initialize_head=True, head_node_args=HEAD)
+    session = nodes.head_node.get_session_dir_path()
     try:
-        nodes.add_node(**{key: value for key, value in NODE.items() if key != "include_dashboard"})
+        nodes.add_node(**NODE)
         yield nodes
     finally:
         with contextlib.suppress(Exception):
             ray.shutdown()
         nodes.shutdown()
+        shutil.rmtree(session, ignore_errors=True)
         for key, value in before.items():
             os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
 
 
-def _fleet(nodes: Any, name: str, count: int, **given: Any) -> ray_cluster.Fleet:
+def _plan(name: str, count: int, **given: Any) -> tuple[str, dict[str, Any], Callable[[], Any]]:
     resolved = resolve.resolve(name, env="CartPole-v1", given=given, actors=count)
-    fields, envs = actors.plan(dataclasses.replace(resolved, preset=None), count)
-    return ray_cluster.Fleet(name, fields, envs, count, nodes.address)
+    return name, *actors.plan(dataclasses.replace(resolved, preset=None), count)
+
+
+def _fleet(nodes: Any, name: str, count: int, **given: Any) -> ray_cluster.Fleet:
+    return ray_cluster.Fleet(*_plan(name, count, **given), count, nodes.address)
 
 
 def _alive(pid: int) -> bool:
@@ -130,16 +138,17 @@ def test_on_ray_too_it_is_the_synchronous_run(nodes: Any) -> None:
 
 
 def test_rows_for_a_replay_come_over_ray_in_their_order(nodes: Any) -> None:
-    """Two actors a round ahead: the run is the same whichever of them is quick."""
+    """Two actors a round ahead: the run is that of actors in this process, whichever of them is quick."""
     given = {
         "hidden": (16,), "num_envs": 4, "rollout_steps": 10, "steps": 800, "learning_starts": 80, "replay_size": 1000,
         "train_every": 4,
     }  # fmt: skip
     config = dqn.Config(**given)
     ends = []
-    for _ in range(2):
+    here = actors.Inline([actors.Collector(*_plan("dqn", 2, **given), i, 0) for i in range(2)])
+    for fleet in (here, _fleet(nodes, "dqn", 2, **given)):
         state = dqn.build(config, make("CartPole-v1", num_envs=1).spaces)
-        *_, (step, metrics, state) = learner.train(dqn, config, state, _fleet(nodes, "dqn", 2, **given))
+        *_, (step, metrics, state) = learner.train(dqn, config, state, fleet)
         assert (step, metrics["lag"], len(state.replay)) == (800, 1, 800)
         ends.append(torch.cat([p.detach().flatten() for p in state.network.parameters()]))
     assert torch.equal(*ends)

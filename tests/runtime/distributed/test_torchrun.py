@@ -23,7 +23,7 @@ from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.distributed import torchrun
 from tests import tiny_language
 
-TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 TRAINED = [("sft", 0), ("dpo", 0), ("reward_model", 0), ("dpo", 2)]  # algorithm, rank of the adapters
 SAMPLED = {
     "grpo": {"epochs": 2, "minibatches": 2, "kl_coef": 0.1, "lora": 2},
@@ -64,8 +64,8 @@ def _control(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[run.Run, dict[str, Any]]]:
-    """All runs of this file by two processes, by name: the run, and what each process printed."""
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, dict[str, Any]]]]:
+    """All runs of this file by two processes: their folder, and what each process printed, by name."""
     folder = tmp_path_factory.mktemp("together")
     options = {f"{name}-{rank}": _trained(name, rank, folder) for name, rank in TRAINED}
     options |= {name: _sampled(name, folder) for name in SAMPLED} | {name: _control(name) for name in CONTROL}
@@ -75,11 +75,24 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
     }
     for name in SAMPLED:
         commands[name] += ["--env-options", f"reward={_reward(folder)}"]
+    words = ["--task", "addition", "--model", tiny_language.folder(), "--out", str(folder / "mtp_critic")]
+    commands["mtp_critic"] = ["train", "mtp_critic", *words]
     file = folder / "commands.json"
     file.write_text(json.dumps(commands))
-    started = _two("tests.runtime.distributed.two_processes", str(file))
+    # `python -m MODULE ...` by two processes
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    command = [*TWO, "--log-dir", str(folder / "logs"), "-m", "tests.runtime.distributed.two_processes", str(file)]
+    started = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert started.returncode == 0, started.stderr[-3000:]
-    first, second = (json.loads(Path(f"{file}.{rank}.json").read_text()) for rank in (0, 1))
+    return folder, [json.loads(Path(f"{file}.{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def together(
+    printed: tuple[Path, list[dict[str, dict[str, Any]]]],
+) -> Callable[[str], tuple[run.Run, dict[str, Any]]]:
+    """The run of that name by two processes, and its summary."""
+    folder, (first, second) = printed
 
     def found(name: str) -> tuple[run.Run, dict[str, Any]]:
         assert first[name]["code"] == second[name]["code"] == 0, first[name]["stderr"] + second[name]["stderr"]
@@ -87,13 +100,6 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
         return run.Run(folder / name), json.loads(first[name]["stdout"])
 
     return found
-
-
-def _two(module: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """`python -m MODULE ...` by two processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    command = [*TWO, module, *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def _words(options: dict[str, Any]) -> list[str]:
@@ -194,8 +200,8 @@ def test_what_cannot_be_joined_is_named(name, options, sentence, tmp_path, monke
         run.train(name, out=tmp_path / "run", show=False, **options)
 
 
-def test_what_cannot_be_split_is_named(tmp_path):
-    words = ["--task", "addition", "--model", tiny_language.folder(), "--out", str(tmp_path / "run")]
-    done = _two("foresight", "train", "mtp_critic", *words)
-    assert done.returncode != 0 and "mtp_critic has parts that cannot be sharded" in done.stderr
-    assert not (tmp_path / "run").exists()
+def test_what_cannot_be_split_is_named(printed):
+    folder, processes = printed
+    first, second = (process["mtp_critic"] for process in processes)
+    assert first["code"] and second["code"] and "mtp_critic has parts that cannot be sharded" in first["stderr"]
+    assert not (folder / "mtp_critic").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import types
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
+from foresight.algorithms.world import lewm
 from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
 from foresight.runtime.evaluation import open_loop, record
+from tests.algorithms.world.line import LEWM, line
 from tests.sabotage import change, sabotaged_by
 from tests.training.small_model import END, GAMMA, Line, Picture
 
@@ -86,8 +90,50 @@ def test_numbers_are_drawn_and_make_no_video(tmp_path: Path) -> None:
         record.write(tmp_path / "x.gif", open_loop.frames(found))
 
 
-def test_a_model_without_a_decoder_has_errors_of_reward_and_continuation() -> None:
-    class Blind(Line):
-        decode: Any = property(lambda self: self.missing)  # hasattr is False
+class Blind(Line):
+    """Without a decoder."""
 
-    assert set(predicted(Blind()).errors()) == {"reward", "continuation"}
+    decode: Any = property(lambda self: self.missing)  # hasattr is False
+
+
+class Blocks(Blind):
+    """A step is a block of two actions; nothing but the place is predicted."""
+
+    block = 2
+
+    def advance(self, state: dict[str, torch.Tensor], action: torch.Tensor, generator: Any) -> Any:
+        return {"place": state["place"] + self.by * action[:, 1::2].sum(1, keepdim=True)}, None, None
+
+
+@sabotaged_by("tests.training.small_model.Line.advance", change("action", lambda x: 1 - x))
+def test_a_model_without_a_decoder_has_the_error_of_its_latent_relative_to_that_of_no_change() -> None:
+    """Off by `step - 1` for every move, where no change is off by 1."""
+    for step, error in ((1.0, 0), (0.0, 1), (3.0, 4)):
+        found = predicted(Blind(step)).errors()
+        assert set(found) == {"reward", "continuation", "latent"}
+        assert found["latent"] == pytest.approx([math.nan, *[error] * 4], nan_ok=True)
+
+
+@sabotaged_by(
+    "foresight.runtime.evaluation.open_loop._blocks", change("rows", lambda x: x.replace(obs=x.obs.roll(1, 1)))
+)
+def test_a_step_of_a_model_of_blocks_is_a_block_of_actions() -> None:
+    for step, error in ((1.0, 0), (3.0, 4)):
+        found = predicted(Blocks(step), context=1)
+        assert found.errors() == {"latent": pytest.approx([math.nan, error, error], nan_ok=True)}
+        assert found.reward.tolist() == [[0, 1, 4], [0, 0, 1]] and found.valid.tolist() == [[1, 1, 1]] * 2
+
+
+def test_what_lewm_predicts_is_what_it_plans_with(tmp_path: Path) -> None:
+    state, seen = lewm.build(LEWM, line().spaces), []
+    imagine = state.model.advance
+    state.model.advance = lambda s, a, g=None: seen.append((s["latent"], a)) or imagine(s, a, g)
+    state.config = dataclasses.replace(LEWM, candidates=8, iterations=1)
+    found = open_loop.observe_and_predict(lewm, state, line(), 0, horizon=3)
+    (first, *_), blocks = seen[-3], torch.stack([a for _, a in seen[-3:]], 1)
+    still = (first - state.model.imagine(first, blocks)).square().sum(-1)
+    assert found.latent.shape == (16, 4) and found.context == 1 and blocks.shape == (16, 3, 2)
+    assert found.latent[:, 0].tolist() == [0.0] * 16 and still.min() > 0
+    assert set(found.errors()) == {"latent"} and found.errors()["latent"][1] > 0
+    open_loop.draw({"run": found}, tmp_path / "errors.png")
+    assert (tmp_path / "errors.png").stat().st_size > 3_000

@@ -9,25 +9,28 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import foresight
 from tests import tiny_language
 
-SCRIPT = """
-import foresight
-foresight.train("grpo", task={task!r}, model={model!r}, out={out!r}, steps=12, prompts=4, group=4, max_new_tokens=6,
-    learning_rate=1e-3, precision="float32", checkpoint_every=0, show=False, env_options={{"reward": {reward!r}}})
-"""
 
-
-def _start(tmp_path: Path, out: Path) -> subprocess.Popen[bytes]:
+def _options(tmp_path: Path) -> dict[str, Any]:
     task, reward = tmp_path / "task.jsonl", tmp_path / "rewards.py"
     task.write_text("\n".join(json.dumps({"prompt": f"{i}+{j}?"}) for i in range(5) for j in range(5)))
     reward.write_text("def digits(completions, **_):\n    return [sum(map(str.isdigit, c)) / 6 for c in completions]\n")
-    script = SCRIPT.format(task=str(task), model=tiny_language.folder(), out=str(out), reward=f"{reward}:digits")
+    return {
+        "task": str(task), "model": tiny_language.folder(), "steps": 12, "prompts": 4, "group": 4, "max_new_tokens": 6,
+        "learning_rate": 1e-3, "precision": "float32", "show": False, "env_options": {"reward": f"{reward}:digits"},
+    }  # fmt: skip
+
+
+def _start(options: dict[str, Any], out: Path) -> subprocess.Popen[bytes]:
+    script = f"import foresight\nforesight.train('grpo', out={str(out)!r}, checkpoint_every=0, **{options!r})"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", script], env=environment, cwd=Path(__file__).parents[3])
 
@@ -45,9 +48,9 @@ def _steps(run: Path) -> list[int]:
 @pytest.mark.slow
 def test_a_killed_language_run_resumes_bit_for_bit(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert _start(tmp_path, whole).wait(timeout=120) == 0
-
-    process = _start(tmp_path, killed)
+    options = _options(tmp_path)
+    foresight.train("grpo", out=whole, **options)
+    process = _start(options, killed)
     deadline = time.monotonic() + 120
     while len(_steps(killed)) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -56,9 +59,7 @@ def test_a_killed_language_run_resumes_bit_for_bit(tmp_path):
     assert 4 <= len(_steps(killed)) < 12
     assert not (killed / "summary.json").exists()
 
-    from foresight.runtime.run import resume
-
-    resume(killed, show=False)
+    foresight.resume(killed, show=False)
     assert _steps(killed) == list(range(1, 13))
     for name, weight in _weights(whole).items():
         assert torch.equal(weight, _weights(killed)[name]), name

@@ -55,6 +55,22 @@ def test_a_lost_server_ends_the_run_after_a_checkpoint_and_the_rest_is_the_same(
         assert torch.equal(a, b), name
 
 
+def test_the_password_of_a_server_is_in_no_file_and_a_resumed_run_asks_for_it(rows, tmp_path):
+    with serve(Stub(tiny_language.model())) as stub:
+        named, out = stub.url.replace("://", "://ann:secret@"), tmp_path / "run"
+        _train(rows, out, named, steps=1)
+        files = [file for file in out.rglob("*") if file.is_file()]
+        assert len(files) > 5 and not [file for file in files if b"secret" in file.read_bytes()]
+        assert f"completer: {stub.url}\n" in (out / "config.yaml").read_text()
+        assert f"--completer {stub.url} " in run.Run(out).summary["command"]
+        stub.always = 401
+        with pytest.raises(UserError, match=r"a user and password.*give --completer http://USER:PASSWORD@HOST"):
+            run.resume(out, 2, show=False)
+        stub.always = None
+        assert run.resume(out, 2, show=False, completer=named).summary["steps"] == 2
+        assert "Authorization" in stub.headers[-1]
+
+
 def test_a_server_is_only_for_language_runs(tmp_path):
     with pytest.raises(UserError, match="--completer is for text algorithms"):
         run.train("ppo", env="CartPole-v1", out=tmp_path / "run", completer="http://127.0.0.1:9", show=False)
