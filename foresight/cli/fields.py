@@ -99,9 +99,10 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
         if not equals or not name:
             raise UserError(f"--env-options takes key=value, not '{pair}'.")
         try:
-            found[name.replace("-", "_")] = yaml.safe_load(value)
+            parsed = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise UserError(f"--env-options {pair}: {value!r} is not valid YAML. Quote it if it is a text.") from error
+        found[name if isinstance(parsed, dict) else name.replace("-", "_")] = parsed  # options of one of several tasks
     return found
 
 

@@ -29,7 +29,7 @@ def plot(
         out: the image file to write (.png, .svg or .pdf).
         metric: the metric to draw; default: the main metric of the algorithm.
         x: unit of the x axis.
-        model: draw the error of the learned model (muzero and its variants, and world models) over this many model steps
+        model: draw the error of the learned model (muzero's and of world models) over this many model steps
             instead: predictions compared with what happened. With --out x.mp4 or x.gif, a video of what a world model
             predicts: rows truth, prediction and error, observed frames with a green border, imagined ones with orange.
         json: print the last point of each curve as JSON.
@@ -79,6 +79,7 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
 def eval_(
     run: Annotated[str, tyro.conf.Positional],
     episodes: int = 100,
+    env: str | None = None,
     seed: int = 0,
     checkpoint: str = "latest",
     device: str = "auto",
@@ -90,6 +91,7 @@ def eval_(
     Args:
         run: a run directory.
         episodes: number of episodes (or prompts).
+        env: one of the environments of a run of several; default: all of them.
         seed: seed of the evaluation environments, which never have the seeds of training environments.
         checkpoint: latest, best, or a step.
         device: auto, cpu, cuda or mps.
@@ -102,7 +104,7 @@ def eval_(
 
     agent = runner.load(run, checkpoint, device, completer)
     try:
-        found = agent.evaluate(episodes, seed)
+        found = agent.evaluate(episodes, seed, env)
         shown = not json and "eval" in kinds.get(agent.settings.kind).pictures and hasattr(agent.module, "picture")
         picture = agent.module.picture(agent.state, agent.env) if shown else ""
     finally:

@@ -188,6 +188,12 @@ def check_spaces(obs: gs.Space[Any], action: gs.Space[Any]) -> None:
 
 def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> Episodes:
     """The episodes in the folder `path`, which must have these spaces. Raises UserError for anything else."""
+    folder, kind, count = check(path, obs, action)
+    return join([_episode(folder / str(i), kind, obs, action) for i in range(count)])
+
+
+def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[Path, str, int]:
+    """Where the episodes in `path` are, their format and count. Raises UserError unless they have these spaces."""
     folder = Path(path).expanduser()
     folder = folder / "data" if (folder / "data").is_dir() else folder
     if not (folder / "metadata.json").is_file():
@@ -213,7 +219,7 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> Episode
             )
     if not metadata.get("total_episodes"):
         raise UserError(f"{path} holds no episode.")
-    return join([_episode(folder / str(i), kind, obs, action) for i in range(metadata["total_episodes"])])
+    return folder, kind, int(metadata["total_episodes"])
 
 
 def describe(space: gs.Space[Any]) -> str:

@@ -26,7 +26,7 @@ from torch import Tensor
 from foresight.data.episodes import Episodes
 from foresight.data.text import encoded
 from foresight.data.trajectory import Tree, tree_map
-from foresight.errors import UserError
+from foresight.errors import UserError, unknown
 
 VERSION = "v3.0"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -57,20 +57,51 @@ def offsets(times: Sequence[float], fps: float) -> list[int]:
     return steps
 
 
+def sample(
+    episodes: Episodes, index: Tensor, delta_timestamps: Mapping[str, Sequence[float]], fps: float
+) -> dict[str, Tensor]:
+    """What LeRobot's `delta_timestamps` ask for at the frames `index` `[B]` (int64) of all T frames of the episodes.
+
+    For each name the K values `[B, K, ...]` that are so many seconds after the frame, and `NAME_is_pad` `[B, K]` bool:
+    true outside of the episode, where the value is that of its nearest frame. An episode of T actions has T frames,
+    also where Minari has a final observation. Names are `action`, `next.reward`, `observation.state` (vectors of
+    floats, one after the other), `observation.images.CAMERA`, and `observation.KEY` of dict observations. Source:
+    LeRobot's `LeRobotDataset._get_query_indices`.
+
+    Raises UserError for another name, for a time between two frames, and for a frame that there is not.
+    """
+    if not fps > 0:
+        raise UserError(f"fps is the number of frames a second, above 0, not {fps:g}.")
+    count = len(episodes.rows)
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < count:
+        raise UserError(f"index is from {index.min()} to {index.max()}, but the frames are from 0 to {count - 1}.")
+    columns, found = _columns(episodes), dict[str, Tensor]()
+    for name, times in delta_timestamps.items():
+        if name not in columns:
+            raise unknown("column of the episodes", name, columns)
+        rows, real = episodes.around(index, offsets(times, fps))
+        found[name], found[f"{name}_is_pad"] = columns[name][rows], real == 0
+    return found
+
+
+def _columns(episodes: Episodes) -> dict[str, Tensor]:
+    """Every array of the episodes, by the names that LeRobot has for them, and by its own key."""
+    columns = {ACTION: episodes.action, REWARD: episodes.reward}
+    if not isinstance(episodes.obs, dict):
+        return {**columns, STATE: episodes.obs}
+    vectors = [x for x in episodes.obs.values() if x.is_floating_point() and x.dim() == 2]
+    columns |= {f"observation.{name}": x for name, x in episodes.obs.items()}
+    columns |= {CAMERA + name: x for name, x in episodes.obs.items() if x.dtype == torch.uint8 and x.dim() == 4}
+    return {**columns, STATE: torch.cat(vectors, -1)} if vectors else columns
+
+
 def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[Episodes, float]:
     """The episodes in the folder `path`, which must have these spaces, and their frames per second.
 
     Raises UserError for anything else, such as another version or a camera that is missing.
     """
-    folder = Path(path).expanduser()
-    info = json.loads((folder / "meta" / "info.json").read_text(encoding="utf-8"))
-    version, features = str(info.get("codebase_version")), info.get("features", {})
-    if not version.startswith("v3."):
-        raise UserError(
-            f"{path} is a LeRobotDataset {version}; {VERSION} is read. LeRobot converts it: "
-            "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id NAME"
-        )
-    _check(path, features, obs, action)
+    folder, info = Path(path).expanduser(), check(path, obs, action)
+    features = info.get("features", {})
     parquet = importlib.import_module("pyarrow.parquet")
     files = sorted((folder / "data").glob("*/*.parquet"))
     if not files or not info.get("total_episodes"):
@@ -95,6 +126,19 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[E
         done = torch.from_numpy(np.asarray(table[DONE].to_numpy(), dtype=bool))
     act[padding] = 0
     return Episodes(seen, act, reward[again].masked_fill(padding, 0), length, done[last]), float(info["fps"])
+
+
+def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> dict[str, Any]:
+    """The `meta/info.json` of the folder `path`. Raises UserError unless its episodes can be read in these spaces."""
+    info: dict[str, Any] = json.loads((Path(path).expanduser() / "meta" / "info.json").read_text(encoding="utf-8"))
+    version = str(info.get("codebase_version"))
+    if not version.startswith("v3."):
+        raise UserError(
+            f"{path} is a LeRobotDataset {version}; {VERSION} is read. LeRobot converts it: "
+            "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id NAME"
+        )
+    _check(path, info.get("features", {}), obs, action)
+    return info
 
 
 def files(episodes: Episodes, obs: gs.Space[Any], action: gs.Space[Any], fps: float, task: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foresight.data.embodiments import Embodiment
 from foresight.data.trajectory import Tree
 from foresight.errors import LostError, UserError
 
@@ -37,12 +38,14 @@ class Spaces(NamedTuple):
     `obs` is a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these; `action` one of the first four.
     Floats are float32. A Box action outside its bounds is clipped to them first. `continuing`: the environment never
     terminates, so its episodes are only ever truncated. `simulator` makes its true dynamics, where they can be had.
+    Where several `embodiments` share the spaces, these are their own, see `data.embodiments`.
     """
 
     obs: gymnasium.Space[Any]
     action: gymnasium.Space[Any]
     continuing: bool = False
     simulator: Callable[[], Simulator] | None = None
+    embodiments: tuple[Embodiment, ...] = ()
 
 
 class Feedback(NamedTuple):

@@ -143,16 +143,16 @@ def random_shift(images: Tensor, pad: int, generator: torch.Generator) -> Tensor
     return images[index, :, rows, columns].movedim(-1, 1)
 
 
-def to_bins(x: Tensor, low: Tensor | float, high: Tensor | float, edges: int = 256) -> Tensor:
+def to_bins(x: Tensor, low: Tensor | float, high: Tensor | float, edges: Tensor | int = 256) -> Tensor:
     """The bin of each number, int64 `[...]` from 0 to `edges` - 2; numbers outside the range are in the outer bins.
 
     256 edges make 255 bins with 255 centers. Source: RT-1 (arXiv:2212.06817), §5, with the count of OpenVLA
     (arXiv:2406.09246), whose 256 tokens have 255 centers.
     """
     count = edges - 1
-    return ((x - low) / (high - low) * count).floor().long().clamp(0, count - 1)
+    return ((x - low) / (high - low) * count).floor().long().clamp(min=0).clamp(max=count - 1)
 
 
-def from_bins(tokens: Tensor, low: Tensor | float, high: Tensor | float, edges: int = 256) -> Tensor:
+def from_bins(tokens: Tensor, low: Tensor | float, high: Tensor | float, edges: Tensor | int = 256) -> Tensor:
     """The centers of the bins `tokens`: the inverse of `to_bins`, which returns the same tokens for them."""
     return low + (tokens + 0.5) / (edges - 1) * (high - low)

@@ -85,17 +85,23 @@ class Agent:
         if self._carry is not None and hasattr(self.module, "rewarded"):
             self._carry = self.module.rewarded(self._carry, torch.as_tensor(reward, dtype=torch.float32))
 
-    def evaluate(self, episodes: int | None = None, seed: int | None = None) -> Evaluation:
-        """Evaluate again, see `runtime.evaluation.evaluate`; `episodes` and `seed` default to the run's."""
+    def evaluate(self, episodes: int | None = None, seed: int | None = None, env: str | None = None) -> Evaluation:
+        """Evaluate again, see `runtime.evaluation.evaluate`; `episodes` and `seed` default to the run's.
+
+        `env` is one of several environments of the run. Raises UserError if it is none of them.
+        """
         if self._missing_data is not None:
             raise self._missing_data
         count = self.settings.episodes if episodes is None else episodes
-        env = environments.evaluation(dataclasses.replace(self.settings, episodes=count), self.env)
+        settings = dataclasses.replace(self.settings, episodes=count)
+        if env is not None:
+            settings = kinds.get(settings.kind).only(settings, env)
+        made = environments.evaluation(settings, self.env)
         try:
-            return evaluate(self.module, self.state, env, count, self.settings.seed if seed is None else seed)
+            return evaluate(self.module, self.state, made, count, self.settings.seed if seed is None else seed)
         finally:
-            if env is not self.env:
-                environments.close(env)
+            if made is not self.env:
+                environments.close(made)
 
     def reset(self) -> None:
         """Clear the carry, at the start of an episode."""

@@ -8,18 +8,30 @@ from typing import Any
 
 from gymnasium import spaces as gs
 
-from foresight.data import episodes, lerobot
+from foresight.data import embodiments, episodes, lerobot
+from foresight.data.embodiments import Embodiment
 from foresight.data.episodes import Episodes
 from foresight.errors import UserError
 
 
-def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any]) -> Episodes:
-    """The episodes of all folders in `data`. Raises UserError if there is none or one cannot be read."""
+def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any], parts: Sequence[Embodiment] = ()) -> Episodes:
+    """The episodes of all folders in `data`. Raises UserError if there is none or one cannot be read.
+
+    With several embodiments, `parts`, each folder is of the one whose spaces it has, and is padded to the shared ones.
+    """
     if not data:
         raise UserError(
             "No data given: add --data DIR, with one or more folders of episodes. "
             "Write one with: foresight data episodes RUN --episodes 100 --out DIR"
         )
+    if parts and data:
+        owners = [_owner(path, parts) for path in data]
+        found = [
+            embodiments.pad(read(own, part.obs, part.action), number, part, obs, action)
+            for number, part in enumerate(parts)
+            if (own := [path for path, owner in zip(data, owners, strict=True) if owner == number])
+        ]
+        return embodiments.join(found, parts)
     found, speeds = [], {}
     for path in data:
         if lerobot.is_data_set(path):
@@ -31,6 +43,22 @@ def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any]) -> Epis
         named = ", ".join(f"{path} {fps:g}" for path, fps in speeds.items())
         raise UserError(f"The data have different frames per second: {named}. Train on data of one speed.")
     return episodes.join(found)
+
+
+def _owner(path: str, parts: Sequence[Embodiment]) -> int:
+    """The number of the one embodiment whose spaces the folder `path` has. Raises UserError for none, and for two."""
+    fit, refused = [], []
+    for number, part in enumerate(parts):
+        try:
+            (lerobot if lerobot.is_data_set(path) else episodes).check(path, part.obs, part.action)
+            fit.append(number)
+        except UserError as error:
+            refused.append(f"'{part.name}': {error}")
+    if len(fit) > 1:
+        raise UserError(f"{path} fits several embodiments of this run. Train one run for each of them.")
+    if not fit:
+        raise UserError(f"{path} is of none of the embodiments of this run. {' '.join(refused)}")
+    return fit[0]
 
 
 def require_rewards(found: Episodes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -127,6 +128,56 @@ def test_times_are_steps() -> None:
     assert rows.tolist() == [[0, 0, 1]] and real.tolist() == [[0, 1, 1]]
     with pytest.raises(UserError, match=r"0.05 s, which lies between two frames at 10 a second. Give multiples of 0.1"):
         lerobot.offsets([0.05], 10)
+
+
+def _crosses(original):
+    """Frames of whatever episode is there."""
+
+    def around(self, start, offsets):
+        rows = self.rows[start][:, None] + torch.tensor(offsets)
+        return rows.clamp(0, len(self.reward) - 1), torch.ones(rows.shape)
+
+    return around
+
+
+@sabotaged_by("foresight.data.episodes.Episodes.around", _crosses)
+@sabotaged_by("foresight.data.lerobot.offsets", change("times", lambda times: [-time for time in times]))
+def test_samples_by_time_stay_in_their_episode(folder: Path) -> None:
+    """Of two episodes, of 3 and 1 frames at 10 a second; LeRobot repeats the nearest frame and marks it."""
+    asked = {"observation.state": [-0.1, 0.0], "action": [0.0, 0.1, 0.2], "next.reward": [0.1]}
+    for found in (DATA, lerobot.read(folder, OBS, ACTION)[0]):  # as Minari has them, and as LeRobot has
+        got = lerobot.sample(found, torch.tensor([0, 1, 2, 3]), asked, 10)
+        assert got["observation.state"][..., 0].tolist() == [[10, 10], [10, 11], [11, 12], [20, 20]]
+        assert got["observation.state_is_pad"].tolist() == [
+            [True, False],
+            [False, False],
+            [False, False],
+            [True, False],
+        ]
+        assert got["action"].squeeze(-1).tolist() == [[1, 2, 3], [2, 3, 3], [3, 3, 3], [4, 4, 4]]
+        assert (~got["action_is_pad"]).long().tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 0, 0]]
+        assert got["next.reward"].tolist() == [[2], [4], [4], [9]]
+        assert got["next.reward_is_pad"].tolist() == [[False], [False], [True], [True]]
+    assert got.keys() == {name + pad for name in asked for pad in ("", "_is_pad")}
+
+
+def test_samples_by_time_have_lerobots_names() -> None:
+    frames = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 2, 2, 3)
+    obs = {"arm": DATA.obs, "front": frames, "hand": DATA.obs[:, :1] + 5}
+    found = dataclasses.replace(DATA, obs=obs)
+    names = ("observation.images.front", "observation.front", "observation.state", "observation.hand")
+    got = lerobot.sample(found, torch.tensor([3]), {name: [-0.1, 0] for name in names}, 10)
+    assert torch.equal(got[names[0]], frames[[4, 4]][None]) and torch.equal(got[names[1]], got[names[0]])
+    assert got["observation.state"].tolist() == [[[20, 1, 25]] * 2] and got["observation.hand"].tolist() == [[[25]] * 2]
+    for asked, index, fps, message in (
+        ({"observation.image": [0]}, 0, 10, "Unknown column of the episodes 'observation.image'. Did you mean"),
+        ({"action": [0.1, 0.12]}, 0, 10, r"0.12 s, which lies between two frames at 10 a second"),
+        ({"action": [0]}, 4, 10, "index is from 4 to 4, but the frames are from 0 to 3"),
+        ({"action": [0]}, -1, 10, "index is from -1 to -1"),
+        ({"action": [0]}, 0, 0, "fps is the number of frames a second, above 0, not 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            lerobot.sample(found, torch.tensor([index]), asked, fps)
 
 
 def test_policies_train_on_both_formats_and_on_one_speed(folder: Path, tmp_path: Path) -> None:

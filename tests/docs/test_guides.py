@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,14 @@ def test_own_demonstrations_and_own_rewards_are_read(call: Callable, saved: Call
     sft = one(lines, "foresight train sft")
     done = call(*shorter(sft, "--model", tiny_language.folder(), "--steps", 1, "--batch-size", 2))
     assert done.code == 0, done.err
+    assert call(*one(lines, "foresight data episodes --env TwoRoutes-v0")).code == 0
+    (source,) = re.findall(
+        r"^```python\n(.*?)^```$", (DOCS / "how_to" / "data.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    made: dict[str, Any] = {}
+    exec(source, made)
+    assert made["sample"]["action"].shape == (2, 3, 2)
+    assert made["sample"]["observation.state_is_pad"].tolist() == [[True, False], [False, False]]
     Path("questions.jsonl").write_text("".join(f'{{"prompt": "{n}+1?"}}\n' for n in range(4)))
     lines = saved("how_to/reward.md")
     train = one(lines, "foresight train grpo --task questions.jsonl --env-options 'reward=[")

@@ -13,7 +13,8 @@ With `find` the policy also learns which instruction of a batch belongs to which
 
 What is kept: convolutions that the instruction modulates (FiLM), TokenLearner, bins, the mask between action tokens,
 cross-entropy; the ranges of actions are the quantiles 0.01 and 0.99 of the data, as in OpenVLA (arXiv:2406.09246);
-missing cameras are masked, as in Octo (arXiv:2405.12213).
+missing cameras are masked, as in Octo (arXiv:2405.12213). One policy may learn several embodiments, as RT-X
+(arXiv:2310.08864): actions are padded to the longest and masked, and each has ranges of its own.
 
 Differences: a small network trained from scratch instead of EfficientNet-B3 and the Universal Sentence Encoder; one
 frame instead of six; words instead of one sentence vector; AdamW with warmup, annealed to 0. `sample` draws actions
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from foresight import errors
 from foresight.data import trees
+from foresight.data.embodiments import EMBODIMENT, MISSION
 from foresight.data.episodes import Episodes
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Spaces
@@ -56,8 +58,8 @@ class Config:
 
     steps: int = 6_000  # gradient steps
     seed: int = 0
-    data: tuple[str, ...] = ()  # folders of episodes, see `foresight data episodes`
-    share: float = 1.0  # of the episodes, the first ones: an ablation of the amount of data
+    data: tuple[str, ...] = ()  # folders of episodes, see `foresight data episodes`; each is of one embodiment
+    share: float = 1.0  # of the episodes of each embodiment, the first ones: an ablation of the amount of data
     batch_size: int = 128  # steps per update
     learning_rate: float = 1e-3  # AdamW; 1e-4 in RT-1
     lr_warmup: int = 100  # gradient steps
@@ -107,7 +109,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     shape = Shape(**{part.name: getattr(config, part.name) for part in fields(Shape)})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        policy = VLA(spaces.obs, spaces.action, shape).to(device)
+        policy = VLA(spaces.obs, spaces.action, shape, spaces.embodiments).to(device)
     optimizer = torch.optim.AdamW(policy.parameters(), config.learning_rate, weight_decay=config.weight_decay)
     sampler, generator = torch.Generator(), torch.Generator(device)
     return State(config, policy, optimizer, sampler.manual_seed(config.seed), generator.manual_seed(config.seed))
@@ -123,11 +125,16 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
 def read_files(state: State) -> None:
     """Read the data; a new State takes their words, their scales and the ranges of their actions."""
     policy, share = state.policy, state.config.share
-    found = offline.read(state.config.data, policy.obs_space, policy.action_space)
-    state.episodes = found if share >= 1 else found.pick(torch.arange(max(1, round(share * len(found)))))
+    found = offline.read(state.config.data, policy.obs_space, policy.action_space, policy.embodiments)
+    if share < 1:
+        which = found.obs[EMBODIMENT][found.first] if policy.embodiments else torch.zeros(len(found))
+        each = [(which == i).nonzero().flatten() for i in which.unique()]
+        found = found.pick(torch.cat([own[: max(1, round(share * len(own)))] for own in each]))
+    state.episodes = found
     if not state.step:
         rows, device = state.episodes.rows, state.generator.device
-        obs = {name: state.episodes.obs[name][rows].to(device) for name in (vla.MISSION, *policy.vectors)}
+        read = (MISSION, *policy.vectors, *([EMBODIMENT] if policy.embodiments else []))
+        obs = {name: state.episodes.obs[name][rows].to(device) for name in read}
         policy.fit(obs, state.episodes.action[rows].to(device))
 
 

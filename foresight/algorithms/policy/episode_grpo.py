@@ -82,7 +82,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         raise UserError(
             "No policy given: add --policy RUN, a run of vla. Train one with: foresight train vla --preset BabyAI"
         )
-    network = vla.load(config.policy, spaces.obs, spaces.action).to(device).eval()
+    network = vla.load(config.policy, spaces.obs, spaces.action, spaces.embodiments).to(device).eval()
     if network.config.head == "flow":
         raise UserError("GRPO needs log-probabilities of actions, which head 'flow' does not have: use --head bins.")
     return State(

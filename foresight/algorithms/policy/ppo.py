@@ -157,7 +157,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 def _network(config: Config, spaces: Spaces, halved: bool) -> ActorCritic | MemoryActorCritic | VLAActorCritic:
     if config.policy is not None:
-        return VLAActorCritic(vla.load(config.policy, spaces.obs, spaces.action)).eval()
+        return VLAActorCritic(vla.load(config.policy, spaces.obs, spaces.action, spaces.embodiments)).eval()
     held = config.state_dependent_noise is not None
     head = (encoders.state_dependent_head if held else encoders.policy_head)(spaces.action, config.log_std)
     value_head = heads.ScalarHead() if config.popart_rate is None else heads.PopArtHead()

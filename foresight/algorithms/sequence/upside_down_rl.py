@@ -14,7 +14,7 @@ command that gates the features of the observation, sampled actions in training.
 Differences: the observations are normalized by the first episodes; several environments act at once, so that an
 iteration adds as many episodes; the replay may begin with recorded episodes (`data`) instead of random ones; also
 actions of a Box. In evaluation, the command is the mean of the best episodes or `target_return`, and the likeliest
-action is taken.
+action is taken, or one sampled at a low `temperature`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from foresight import errors
@@ -50,6 +51,7 @@ class Config:
     num_envs: int = 16  # parallel environments; each adds an episode per iteration (the paper: 10 to 40 episodes)
     data: tuple[str, ...] = ()  # folders of episodes that the replay begins with; none: random episodes
     target_return: float | None = None  # asked for in evaluation; None: the mean of the best episodes
+    temperature: float = 0.0  # at which a choice is sampled in evaluation; 0: the likeliest
     warmup_episodes: int = 50  # before the first update, if there are no data
     replay_size: int = 500  # episodes with the highest returns that are kept
     best_episodes: int = 50  # of the replay, which commands are made of ("last few" in the paper)
@@ -103,6 +105,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         1, config, "num_envs", "warmup_episodes", "replay_size", "best_episodes", "gradient_steps", "batch_size"
     )
     data.check_spaces(spaces.obs, spaces.action)
+    if config.temperature < 0 or (config.temperature and isinstance(spaces.action, gs.Box)):
+        raise errors.UserError("temperature is of a choice among actions, and at least 0. Leave it out for a Box.")
     if not config.hidden:
         raise errors.UserError("hidden must have at least one layer, which the command gates, such as: --hidden 64 64")
     with torch.random.fork_rng(devices=[]):
@@ -120,7 +124,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
-    """The likeliest action for the command; with `explore` a sampled one, for a command drawn for each episode.
+    """The likeliest action for the command, or one sampled at `temperature`; with `explore` a command is drawn too.
 
     The carry is the command of the episode, the number of steps taken and the rewards received, `[B]` each; `rewarded`
     adds up both.
@@ -131,8 +135,9 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     new, (asked, horizon) = carry["steps"] == 0, command(state, len(obs), explore)
     asked, horizon = torch.where(new, asked, carry["asked"]), torch.where(new, horizon, carry["horizon"])
     behavior, left = state.behavior, (horizon - carry["steps"]).clamp(min=1)
-    output = behavior.actions(behavior(obs, asked - carry["received"], left))
-    action = output.sample(state.generator) if explore else output.mode()
+    temperature = 1.0 if explore else state.config.temperature
+    output = behavior.actions(behavior(obs, asked - carry["received"], left) / (temperature or 1.0))
+    action = output.sample(state.generator) if temperature else output.mode()
     after = {"asked": asked, "horizon": horizon, "steps": carry["steps"] + 1, "received": carry["received"]}
     return behavior.actions.code.to_env(action), {}, after
 

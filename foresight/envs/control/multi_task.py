@@ -1,4 +1,4 @@
-"""Several tasks in one batch, to train one policy on all of them."""
+"""Several tasks in one batch, to train one policy on all of them: of one embodiment, or of several."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
+from foresight import errors
+from foresight.data import embodiments as bodies
 from foresight.data import trees
+from foresight.data.embodiments import Embodiment
 from foresight.data.trajectory import Tree
-from foresight.envs.base import Env, Feedback, Frame
+from foresight.envs.base import Env, Feedback, Frame, Spaces
+from foresight.envs.control import wrappers
 from foresight.errors import UserError
 
 
@@ -31,7 +35,8 @@ class MultiTask:
                 if not same_space(own, other):
                     raise UserError(
                         f"Tasks that are trained together need equal {word}: '{first.name}' has {own}, but "
-                        f"'{env.name}' has {other}. Env options such as flatten may make them equal."
+                        f"'{env.name}' has {other}. Env options such as flatten may make them equal; vla takes "
+                        "different ones with --env-options embodiments=true."
                     )
         self.envs = list(envs)
         self.spaces = first.spaces._replace(continuing=any(env.spaces.continuing for env in envs), simulator=None)
@@ -103,13 +108,56 @@ def tasks(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def make(names: str, one: Callable[..., Env], num_envs: int = 8, **options: Any) -> Env:
+def make(
+    names: str,
+    one: Callable[..., Env],
+    num_envs: int = 8,
+    embodiments: bool = False,
+    only: str | None = None,
+    **options: Any,
+) -> Env:
     """The tasks `names` (joined by commas), each made by `one`; they share `num_envs` as equally as possible.
 
-    Raises UserError for fewer environments than tasks.
+    Options are for all tasks; those in a dict that is named as a task are for it alone. With `embodiments` the tasks
+    may differ in observations and actions, which are padded to shared ones (see `data.embodiments`). `only` is the one
+    task that all `num_envs` are of, in the spaces of all.
+
+    Raises UserError for fewer environments than tasks, and for a task that is none of them.
     """
     each = tasks(names)
-    if num_envs < len(each):
+    if only is not None and only not in each:
+        raise errors.unknown("environment of these tasks", only, each)
+    if only is None and num_envs < len(each):
         raise UserError(f"num_envs is {num_envs}, but {len(each)} tasks need one environment each: raise num_envs.")
+    for_all = {key: value for key, value in options.items() if key not in each}
+    for task in each:
+        if not isinstance(options.get(task, {}), dict):
+            raise UserError(f"The options of '{task}' are {options[task]!r}: write '{task}={{key: value}}'.")
     counts = [num_envs // len(each) + (i < num_envs % len(each)) for i in range(len(each))]
-    return MultiTask([one(task, num_envs=count, **options) for task, count in zip(each, counts, strict=True)])
+    if only is not None:
+        counts = [num_envs if task == only else int(embodiments) for task in each]  # one, for its spaces
+    built = {
+        i: one(task, num_envs=counts[i], **{**for_all, **options.get(task, {})})
+        for i, task in enumerate(each)
+        if counts[i]
+    }
+    envs = dict(zip(built, _embodied(list(built.values())), strict=True)) if embodiments else built
+    kept = [i for i in envs if only in (None, each[i])]
+    for i in built.keys() - set(kept):
+        built[i].close()
+    return MultiTask([envs[i] for i in kept])
+
+
+def _embodied(envs: Sequence[Env]) -> list[Env]:
+    """The environments in the spaces that all share; those of equal spaces are of one embodiment."""
+    parts: list[Embodiment] = []
+    number = []
+    for env in envs:
+        own = [(part.obs, part.action) for part in parts]
+        if env.spaces[:2] not in own:
+            parts.append(Embodiment(env.name, *env.spaces[:2]))
+            own.append(env.spaces[:2])
+        number.append(own.index(env.spaces[:2]))
+    continuing = any(env.spaces.continuing for env in envs)
+    spaces = Spaces(*bodies.shared(parts), continuing, embodiments=tuple(parts))
+    return [wrappers.embodied(env, i, spaces) for env, i in zip(envs, number, strict=True)]

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
+from foresight.data import embodiments
 from foresight.data.trajectory import Tree, tree_map
 from foresight.envs.base import Env, Feedback, Frame, Spaces
 from foresight.errors import UserError
@@ -62,6 +63,20 @@ def rescale_action(env: Env) -> Env:
     half, middle = (high - low) / 2, (high + low) / 2
     spaces = env.spaces._replace(action=gs.Box(-1.0, 1.0, space.shape, np.float32))
     return Wrapped(env, spaces, action=lambda a: a.clamp(-1, 1) * half + middle)
+
+
+def embodied(env: Env, number: int, spaces: Spaces) -> Env:
+    """The environment of embodiment `number` of `spaces`, seen and acted in by the spaces that all of them share."""
+    _, seen, done = spaces.embodiments[number]
+
+    def show(obs: Tree) -> Tree:
+        return embodiments.pad_obs(obs, number, seen, spaces.obs)
+
+    def feedback(found: Feedback) -> Feedback:
+        obs = show(found.obs)
+        return found._replace(obs=obs, final_obs=obs if found.final_obs is found.obs else show(found.final_obs))
+
+    return Wrapped(env, spaces, lambda action: embodiments.own_action(action, done), show, feedback)
 
 
 def visible(env: Env, indices: Sequence[int]) -> Env:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 
+from foresight.data import embodiments
 from foresight.errors import UserError
 from foresight.nets.outputs import Categorical
 from foresight.ops import transforms
@@ -105,6 +107,62 @@ class ActionTokens(nn.Module):
         return x if self.chunked is None else x.unflatten(-1, self.chunked)
 
 
+class SharedTokens(nn.Module):
+    """Actions `[..., K]` in [-1, 1] that E embodiments share (`data.embodiments`) as K tokens of one vocabulary.
+
+    A choice of n is one of n bins, a number one of `edges` - 1 between the quantiles 0.01 and 0.99 of its embodiment's
+    own data, as OpenVLA keeps them for each data set (arXiv:2406.09246, §3.2). Padding is always the one bin 0.
+    """
+
+    low: Tensor
+    high: Tensor
+    bins: Tensor
+
+    def __init__(self, actions: Sequence[gs.Space[Any]], edges: int) -> None:
+        super().__init__()
+        sizes = [[n or edges - 1 for n in embodiments.choices(action)] for action in actions]
+        self.lengths, self.count = [len(row) for row in sizes], max(map(len, sizes))
+        self.vocabulary, self.points, self.continuous = max(map(max, sizes)), 0, True
+        bins = torch.tensor([row + [1] * (self.count - len(row)) for row in sizes])
+        self.numbers = [torch.tensor([n == 0 for n in embodiments.choices(action)]) for action in actions]
+        self.register_buffer("bins", bins, persistent=False)
+        self.register_buffer("low", -torch.ones(bins.shape))
+        self.register_buffer("high", torch.ones(bins.shape))
+
+    def fit(self, action: Tensor, which: int) -> None:
+        """Take the ranges of embodiment `which` from its actions `[S, K]`; choices and constants keep theirs."""
+        own = action[:1_000_000, : self.lengths[which]]
+        low, high = torch.quantile(own, torch.tensor([0.01, 0.99], device=own.device), dim=0)
+        moves = (high - low > 1e-6) & self.numbers[which].to(own.device)
+        for table, values in ((self.low, low), (self.high, high)):
+            row = table[which, : len(values)]
+            row.copy_(torch.where(moves, values, row))
+
+    def of(self, which: Tensor) -> OwnTokens:
+        """The tokens of steps of the embodiments `which` `[...]`."""
+        bins = self.bins[which]
+        allowed = torch.arange(self.vocabulary, device=bins.device) < bins.unsqueeze(-1)
+        return OwnTokens(allowed, self.low[which], self.high[which], bins + 1)
+
+
+class OwnTokens(NamedTuple):
+    """The code of steps of some embodiments each: `allowed` `[..., K, V]`, ranges and edges `[..., K]`."""
+
+    allowed: Tensor
+    low: Tensor
+    high: Tensor
+    edges: Tensor
+    chunked: None = None  # the numbers of a shared action are one action
+
+    def encode(self, action: Tensor) -> Tensor:
+        """Tokens, int64 `[..., K]`."""
+        return transforms.to_bins(action, self.low, self.high, self.edges)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """The shared action for tokens `[..., K]`."""
+        return transforms.from_bins(tokens, self.low, self.high, self.edges)
+
+
 def _begins_with(points: int, space: gs.Space[Any]) -> bool:
     """Whether actions are numbers that begin with pairs from 0 to 1."""
     box, pairs = isinstance(space, gs.Box) and len(space.shape) == 1 and space.shape[0] >= 2 * points, 2 * points
@@ -119,7 +177,7 @@ class Tokens:
 
     __slots__ = ("code", "tokens")
 
-    def __init__(self, logits: Tensor, code: ActionTokens) -> None:
+    def __init__(self, logits: Tensor, code: ActionTokens | OwnTokens) -> None:
         self.tokens, self.code = Categorical(logits, code.allowed), code
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:

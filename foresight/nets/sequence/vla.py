@@ -13,13 +13,17 @@ object is, then the action, as in embodied chain of thought (Zawalski et al. 202
 With `find` the words find what they name in the first picture, with any head, and where it is is one more token. The
 words do not modulate the convolutions then: with both, a policy learns the shorter way, which knows only pairs of the
 data.
+
+A network of several embodiments (RT-X, arXiv:2310.08864) reads observations and actions that are padded to shared ones,
+see `data.embodiments`. Everything is shared but what their data say of each: scales and ranges, and the token that
+begins an action. Padding is masked: its tokens are not seen, and have one choice, so no loss and no gradient.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,18 +33,18 @@ from gymnasium import spaces as gs
 from torch import Tensor, nn
 
 from foresight import errors
+from foresight.data.embodiments import CAMERA_MASK, EMBODIMENT, MISSION, Embodiment
 from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.nets import conv, encoders
 from foresight.nets.imitation import MeanStd
 from foresight.nets.outputs import Scalar
 from foresight.nets.sequence import attention
-from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
+from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, SharedTokens, Tokens
 from foresight.nets.sequence.grounding import Finder, Pointer
 from foresight.nets.sequence.transformer import Block, TransformerConfig
 from foresight.nets.sequence.vit import NO_CACHE, ViT
 
-MISSION, CAMERA_MASK = "mission", "camera_mask"  # keys of a dict observation
 HEADS = ("bins", "flow", "point")
 BLIND = ("language", "image")
 IMAGES = ("convs", "vit")
@@ -75,6 +79,7 @@ class Features(NamedTuple):
     actions: Tensor  # [..., K, dim]
     cells: Tensor | None  # [..., cells, channels]
     first: Tensor | None  # [..., points - 1, cells]: logits of the points of the words
+    which: Tensor | None = None  # [...] the embodiments, of a network of several
 
 
 class Words(nn.Module):
@@ -180,11 +185,16 @@ class VLA(nn.Module):
     """Dict observations to the `Output` over actions; every image is a camera, `mission` is the instruction.
 
     Other arrays become one token, normalized over the data. `camera_mask` `[..., cameras]`, if observations have it, is
-    0 where a camera is missing, and nothing then depends on its pixels. Raises UserError for spaces that do not fit.
+    0 where a camera is missing, and nothing then depends on its pixels. Observations and actions of several
+    `embodiments` are their shared ones. Raises UserError for spaces that do not fit.
     """
 
-    def __init__(self, obs: gs.Space[Any], action: gs.Space[Any], config: Shape) -> None:
+    def __init__(
+        self, obs: gs.Space[Any], action: gs.Space[Any], config: Shape, embodiments: Sequence[Embodiment] = ()
+    ) -> None:
         super().__init__()
+        if embodiments and config.head != "bins":
+            raise UserError(f"head '{config.head}' is for one embodiment. Use --head bins.")
         for kind, name, valid in (
             ("head", config.head, HEADS), ("blind", config.blind, (None, *BLIND)), ("images", config.images, IMAGES)
         ):  # fmt: skip
@@ -198,7 +208,7 @@ class VLA(nn.Module):
                 f"A VLA needs dict observations with '{MISSION}' (bytes) and images or vectors, not {obs}. "
                 "BabyAI has them with --env-options camera=6."
             )
-        self.obs_space, self.action_space, self.config = obs, action, config
+        self.obs_space, self.action_space, self.config, self.embodiments = obs, action, config, tuple(embodiments)
         for wanted, name, advice in (
             (config.head == "point", "head 'point'", "Use --head bins"),
             (config.find, "find", "Use --no-find"),
@@ -209,16 +219,24 @@ class VLA(nn.Module):
         if config.head == "point":
             _, height, width = _planes(spaces[self.cameras[0]])
             grid = height // config.patch, width // config.patch
-        self.actions = ActionTokens(action, config.edges, grid, config.points)
+        self.actions = (
+            SharedTokens([part.action for part in embodiments], config.edges)
+            if embodiments
+            else ActionTokens(action, config.edges, grid, config.points)
+        )
         if config.head == "flow" and not self.actions.continuous:
             raise UserError(f"head 'flow' is for actions of a Box, not {action}. Use --head bins.")
         self.words = Words(config.words, config.dim)
         self.eyes = nn.ModuleDict({name: Eye(_planes(spaces[name]), config) for name in self.cameras})
         self.camera = nn.Parameter(0.02 * torch.randn(len(self.cameras), 1, config.dim))
         self.state = nn.ModuleDict({name: nn.Linear(spaces[name].shape[0], config.dim) for name in self.vectors})  # type: ignore[index]
-        self.scales = nn.ModuleDict({name: MeanStd(spaces[name].shape[0]) for name in self.vectors})  # type: ignore[index]
+        owners: list[Any] = [part.obs for part in embodiments] or [obs]
+        self.scales = nn.ModuleDict(  # of the numbers that are an embodiment's own
+            {_key(name, i): MeanStd(own[name].shape[0]) for i, own in enumerate(owners) for name in self.vectors
+             if name in own.spaces}
+        )  # fmt: skip
         places = 0 if config.head == "flow" else self.actions.count - max(self.actions.points - 1, 0)
-        self.begin = nn.Parameter(0.02 * torch.randn(1, config.dim))  # the token before the first action token
+        self.begin = nn.Parameter(0.02 * torch.randn(len(owners), config.dim))  # the token before the first action
         self.places = nn.Parameter(0.02 * torch.randn(places, config.dim))
         block = TransformerConfig(
             layers=config.layers, dim=config.dim, heads=config.heads, norm="layer", activation="gelu", bias=True
@@ -240,9 +258,15 @@ class VLA(nn.Module):
     def fit(self, obs: Tree, action: Tensor) -> None:
         """Take the words, the scales of arrays and the ranges of actions from data `[S, ...]`."""
         self.words.fit(obs[MISSION])
-        for name in self.vectors:
-            self.scales[name].fit(obs[name])  # type: ignore[operator]
-        self.actions.fit(action)
+        if not isinstance(self.actions, SharedTokens):
+            self.actions.fit(action)
+        for i in range(len(self.begin)):
+            mine = obs[EMBODIMENT] == i if self.embodiments else slice(None)
+            if isinstance(self.actions, SharedTokens):
+                self.actions.fit(action[mine], i)
+            for name in self.vectors:
+                if (scale := self._scale(name, i)) is not None:
+                    scale.fit(obs[name][mine][:, : len(scale.mean)])
 
     def features(self, obs: Tree) -> Features:
         """What the actions depend on."""
@@ -255,7 +279,8 @@ class VLA(nn.Module):
             x, *_ = block(x, None, allowed, NO_CACHE, 0)
         x = self.norm(self._last(x, allowed, 1 + places))
         hidden, actions = x[:, -1 - places].unflatten(0, lead), x[:, x.shape[1] - places :].unflatten(0, lead)
-        return Features(hidden, actions, *(part if part is None else part.unflatten(0, lead) for part in picture))
+        cells, first = (part if part is None else part.unflatten(0, lead) for part in picture)
+        return Features(hidden, actions, cells, first, obs[EMBODIMENT] if self.embodiments else None)
 
     def _last(self, x: Tensor, allowed: Tensor, count: int) -> Tensor:
         """The last block at the last `count` tokens `[N, count, dim]`: no other one is read after it."""
@@ -267,7 +292,10 @@ class VLA(nn.Module):
 
     def output(self, features: Features) -> Tokens | Flow:
         """The distribution over actions."""
-        hidden, actions, cells, first = features
+        hidden, actions, cells, first, which = features
+        if which is not None and isinstance(self.actions, SharedTokens):
+            return Tokens(self.logits(actions), self.actions.of(which))
+        assert isinstance(self.actions, ActionTokens)
         if self.field is not None:
             return Flow(self.field, hidden, self.actions)
         if self.pointer is None or cells is None:
@@ -291,7 +319,10 @@ class VLA(nn.Module):
         mission = bytes(obs[MISSION].flatten().tolist()).decode(errors="replace").replace("\0", " ")
         words = [word for word in mission.split(" ") if word] or [""]
         names += [*self.vectors, *words, "begin", *(f"action {i}" for i in range(len(self.places)))]
-        return names, F.pad(self._prefix(obs)[1][0], (0, len(self.places)), value=True)
+        acts = self.begin.new_ones(len(self.places), dtype=torch.bool)
+        if isinstance(self.actions, SharedTokens):
+            acts[self.actions.lengths[int(obs[EMBODIMENT].flatten()[0])] :] = False
+        return names, torch.cat([self._prefix(obs)[1][0], acts])
 
     def finder_loss(self, obs: Tree) -> Tensor:
         """`Finder.loss` of the instructions and the first pictures of `obs`, or 0 without a finder or if blind."""
@@ -320,6 +351,9 @@ class VLA(nn.Module):
                     f"The observation has no '{name}', which this policy was trained on. Give zeros, and for a camera "
                     f"'{CAMERA_MASK}' with a 0 for it. It has: {', '.join(obs)}."
                 )
+        if self.embodiments and EMBODIMENT not in obs:
+            numbers = ", ".join(f"{i} for {part.name}" for i, part in enumerate(self.embodiments))
+            raise UserError(f"The observation has no '{EMBODIMENT}'. It is a number: {numbers}.")
         blind = self.config.blind
         words, spoken = self.words(obs[MISSION].flatten(0, -2))
         spoken = spoken & (blind != "language")
@@ -343,14 +377,30 @@ class VLA(nn.Module):
             first.append(logits)
             tokens.append(there.unsqueeze(1))
             seen.append(seen[0][:, :1])
+        which = obs[EMBODIMENT].flatten() if self.embodiments else torch.zeros_like(spoken[:, 0], dtype=torch.int64)
         for name in self.vectors:
-            values = self.scales[name].encode(obs[name].flatten(0, -2)).clamp(-10, 10)  # type: ignore[operator]
+            values, there = self._scaled(name, obs[name].flatten(0, -2), which)
             tokens.append(self.state[name](values).unsqueeze(1))
-            seen.append(spoken.new_ones(len(spoken), 1))
-        tokens += [vectors, self.begin.expand(len(vectors), -1, -1)]
+            seen.append(there[:, None])
+        begin = self.begin[which].unsqueeze(1) if self.embodiments else self.begin.expand(len(vectors), -1, -1)
+        tokens += [vectors, begin]
         seen += [spoken, spoken.new_ones(len(spoken), 1)]
         points = torch.stack(first, 1) if first else None
         return torch.cat(tokens, 1), torch.cat(seen, 1), pictures[0] if pictures else None, points
+
+    def _scale(self, name: str, which: int) -> MeanStd | None:
+        """The scale of a vector of one embodiment, which may not have it."""
+        return dict(self.scales.items()).get(_key(name, which))  # type: ignore[return-value]
+
+    def _scaled(self, name: str, values: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors `[N, D]` by the scales of the embodiments `which` `[N]`, 0 past their own, and who has them `[N]`."""
+        scaled, there = torch.zeros_like(values), torch.zeros_like(which, dtype=torch.bool)
+        for i in range(len(self.begin)):
+            if (scale := self._scale(name, i)) is not None:
+                own, mine = scale.encode(values[:, : len(scale.mean)]).clamp(-10, 10), which == i
+                scaled = torch.where(mine[:, None], F.pad(own, (0, scaled.shape[1] - own.shape[1])), scaled)
+                there = there | mine
+        return scaled, there
 
 
 def attention_mask(seen: Tensor, places: int) -> Tensor:
@@ -443,7 +493,7 @@ def save(vla: VLA, folder: Path) -> Path:
     return folder
 
 
-def load(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> VLA:
+def load(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any], embodiments: Sequence[Embodiment] = ()) -> VLA:
     """The VLA of a run or of its folder `export`, for these spaces. Raises UserError if there is none or it differs."""
     from safetensors.torch import load_file
 
@@ -451,12 +501,17 @@ def load(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> VLA:
     folder = folder / "export" if (folder / "export").is_dir() else folder
     if not (folder / FILES[0]).is_file():
         raise UserError(f"There is no trained VLA in {path}. Train one with: foresight train vla --preset BabyAI")
-    vla = VLA(obs, action, Shape(**json.loads((folder / FILES[0]).read_text(encoding="utf-8"))))
+    vla = VLA(obs, action, Shape(**json.loads((folder / FILES[0]).read_text(encoding="utf-8"))), embodiments)
     try:
         vla.load_state_dict(load_file(folder / FILES[1]))
     except RuntimeError as error:
         raise UserError(f"The VLA in {path} was trained on other observations or actions: {error}") from error
     return vla
+
+
+def _key(name: str, which: int) -> str:
+    """The name of the scale of a vector; of the first embodiment it is that of a network of one."""
+    return f"{name}:{which}" if which else name
 
 
 def _planes(space: gs.Space[Any]) -> tuple[int, int, int]:

@@ -73,6 +73,17 @@ def _evaluation(settings: Settings, env: Env) -> Env:
     return make_env(settings, num_envs=count)
 
 
+def _only(settings: Settings, env: str) -> Settings:
+    """The settings of one of several environments, in the spaces of all. Raises UserError for another one."""
+    from foresight.envs.control import multi_task
+
+    each = multi_task.tasks(settings.env)
+    if env not in each:
+        raise UserError(f"This run has no environment '{env}'. It acts in: {', '.join(each)}.")
+    several = len(each) > 1
+    return dataclasses.replace(settings, env_options={**settings.env_options, "only": env}) if several else settings
+
+
 def _single(settings: Settings, render: bool) -> Env:
     from foresight.envs.control import multi_task
 
@@ -191,6 +202,7 @@ KIND = Kind(
     resolve_name=_resolve_name,
     training_env=_training,
     evaluation_env=_evaluation,
+    only=_only,
     single_env=_single,
     notes=_notes,
     connect=_connect,

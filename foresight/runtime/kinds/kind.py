@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from foresight.errors import UserError
+
 if TYPE_CHECKING:
     from foresight.runtime.agent import Agent
     from foresight.runtime.catalog import Algorithm, Entry, State
@@ -26,6 +28,10 @@ def _as_given(name: str, entry: Entry) -> tuple[str | None, str]:
 
 def _unprofiled(module: Algorithm, env: Environment, times: Profile) -> Profiled[Environment]:
     return nullcontext(), env, None
+
+
+def _one_environment(settings: Settings, env: str) -> Settings:
+    raise UserError(f"A '{settings.kind}' run has one environment, '{settings.typed().env}': leave out --env.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,7 @@ class Kind(Generic[Environment]):
     # (settings, training env)
     evaluation_env: Callable[[Settings, Environment], Environment] = lambda settings, env: env
     single_env: Callable[[Settings, bool], Environment]  # (settings, render): one env per task
+    only: Callable[[Settings, str], Settings] = _one_environment  # of a run of several environments, one
     # Printed before training
     notes: Callable[[Settings, Any, Environment], list[str]] = lambda settings, config, env: []
     connect: Callable[[Session, State], None] = lambda session, state: None  # after `build`: other processes, servers

@@ -10,14 +10,19 @@ import torch
 
 from foresight.algorithms.imitation import vla
 from foresight.algorithms.policy import ppo
+from foresight.data import embodiments
+from foresight.data.episodes import Episodes
+from foresight.envs.base import Env
+from foresight.envs.control import multi_task
 from foresight.errors import UserError
 from foresight.nets.sequence.vla import VLAActorCritic
 from foresight.training import offline
 from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, Touching, demonstrations, scene
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
-from tests.sabotage import flip_sign, sabotaged_by
+from tests.sabotage import change, flip_sign, sabotaged_by
 
+ENVS = {"Pointing": Pointing, "Touching": Touching}
 CONFIG = vla.Config(steps=60, data=("d",), batch_size=16, learning_rate=1e-2, lr_warmup=5, **FIELDS)
 PPO = ppo.Config(
     steps=64, num_envs=8, rollout_steps=4, epochs=1, minibatches=2, learning_rate=3e-3, anneal_lr=False, gamma=0.9
@@ -68,6 +73,40 @@ def test_a_flow_learns_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(metrics) == {"loss"} and not torch.equal(drawn, mode)
     for action in (drawn, mode):
         assert ((action[:, 0] > 0.5) == right).float().mean() > 0.9 and (action[:, 1] - 0.5).abs().mean() < 0.15
+
+
+def _of_both(count: int) -> tuple[Env, Episodes]:
+    """Pointing by a choice and by a point of the picture, and demonstrations of both."""
+    env = multi_task.make("Pointing,Touching", lambda name, num_envs: ENVS[name](num_envs), count, embodiments=True)
+    seen, found = demonstrations(), []
+    side = torch.stack([0.25 + 0.5 * seen.action, torch.full((len(seen.action),), 0.5)], 1)
+    for i, (part, action) in enumerate(zip(env.spaces.embodiments, (seen.action, side), strict=True)):
+        found.append(embodiments.pad(dataclasses.replace(seen, action=action), i, part, *env.spaces[:2]))
+    return env, embodiments.join(found, env.spaces.embodiments)
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.SharedTokens.of", change("which", torch.zeros_like))
+def test_one_policy_learns_two_embodiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a choice of three and by two numbers; `share` keeps as much of each."""
+    env, found = _of_both(100)
+    monkeypatch.setattr(offline, "read", lambda *_: found)
+    config = dataclasses.replace(CONFIG, steps=120, sample=False, share=0.75)
+    state = last(vla, config, env)
+    which = state.episodes.obs["embodiment"][state.episodes.first]
+    assert which.bincount().tolist() == [192, 192]
+    reward = env.step(vla.act(state, env.reset(9))[0]).reward
+    assert reward[:50].mean() > 0.85 and reward[50:].mean() > 0.85
+    torch.testing.assert_close(state.policy.actions.low, torch.tensor([[-1.0, -1], [-0.5, -1]]))
+
+
+def test_reward_trains_one_of_two_embodiments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    env, found = _of_both(8)
+    one = multi_task.make("Pointing,Touching", lambda name, num_envs: ENVS[name](num_envs), 4, True, "Touching")
+    monkeypatch.setattr(offline, "read", lambda *_: found)
+    vla.export(last(vla, dataclasses.replace(CONFIG, steps=2), env), tmp_path / "export")
+    config = dataclasses.replace(PPO, policy=str(tmp_path), num_envs=4, steps=16)
+    *_, (step, metrics, _) = ppo.train(config, one)
+    assert step == 16 and abs(metrics["approx_kl"]) < 1
 
 
 @pytest.mark.parametrize("blind", ["language", "image"])

@@ -118,9 +118,26 @@ def test_it_improves_on_its_first_episodes() -> None:
     assert trained > 1.5 * random, (trained, random)
 
 
+def test_evaluation_samples_at_a_temperature() -> None:
+    """At 1 as in exploration, and the likeliest action at 0 and just above it."""
+    state = udrl.build(CONFIG, SPACES)
+    udrl.add(state, chain())
+    with torch.no_grad():
+        state.behavior.head.bias[1:] += 1
+    shares = {}
+    for temperature in (0.0, 0.01, 0.5, 1.0):
+        state.config = dataclasses.replace(CONFIG, temperature=temperature)
+        shares[temperature] = float(udrl.act(state, torch.ones(2_000, 1))[0].float().mean())
+    assert shares[0.0] == shares[0.01] == 1
+    logit = torch.logit(torch.tensor([shares[0.5], shares[1.0]]))
+    assert logit[0] == pytest.approx(2 * float(logit[1]), rel=0.15) and 0.5 < shares[1.0] < 0.95
+
+
 def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="best_episodes must be at least 1"):
         udrl.build(dataclasses.replace(CONFIG, best_episodes=0), SPACES)
+    with pytest.raises(UserError, match="temperature is of a choice"):
+        udrl.build(dataclasses.replace(CONFIG, temperature=-1.0), SPACES)
     with pytest.raises(UserError, match="hidden must have"):
         udrl.build(dataclasses.replace(CONFIG, hidden=()), SPACES)
     monkeypatch.setattr(offline, "read", lambda *_: chain())
