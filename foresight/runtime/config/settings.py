@@ -157,7 +157,7 @@ class Settings:
 
 
 def differences(old: Settings, new: Settings) -> list[str]:
-    """Names of the settings and fields that differ. Fields that `old` lacks are newer and are ignored.
+    """Names of the settings and fields that differ. Fields that `old` lacks are newer: it had their defaults.
 
     Files and folders are the same if they were typed alike, or if both names lead to the same place.
     """
@@ -167,6 +167,9 @@ def differences(old: Settings, new: Settings) -> list[str]:
         for name in ("algorithm", "env", "env_options", "episodes")
         if all(getattr(before, name) != getattr(now, name) for before, now in pairs)
     ]
-    return changed + [
+    changed += [
         name for name in old.config if all(before.config[name] != now.config.get(name) for before, now in pairs)
     ]
+    defaults = config_fields.fields(new.algorithm, {})
+    newer = [name for name in new.config if name not in old.config]
+    return changed + [name for name in newer if name in defaults and new.config[name] != defaults[name]]

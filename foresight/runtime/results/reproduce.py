@@ -281,17 +281,25 @@ def settings_of(what: Trained, quick: bool = False) -> dict[str, Any]:
     return dict(json.loads(json.dumps(found)))
 
 
+def defaults_of(what: Trained) -> dict[str, Any]:
+    """The defaults of every Config field, as `settings_of` writes them."""
+    return dict(json.loads(json.dumps(config_fields.fields(what.algorithm, {}))))
+
+
 def stored(what: Trained, file: Path, quick: bool = False) -> dict[int, dict[str, Any]]:
     """The summaries in a result file by seed, as far as `collect` needs them; none if there is no file.
 
     Raises UserError if they are of other settings than the row's. A file of an older version holds no settings: of it
-    the steps and the episodes are compared. Fields that the file lacks are newer and are ignored.
+    the steps and the episodes are compared. Fields that the file lacks are newer: its runs had their defaults.
     """
     if not file.is_file():
         return {}
     document = json.loads(file.read_text(encoding="utf-8"))
     wanted = settings_of(what, quick)
     old = document.get("settings") or {}
+    if old:
+        newer = {name: value for name, value in defaults_of(what).items() if name not in old and name in wanted}
+        old = {**newer, **old}
     changed = [
         f"{name} {value!r}, now {wanted.get(name)!r}" for name, value in old.items() if value != wanted.get(name)
     ]

@@ -118,6 +118,10 @@ def test_a_run_of_other_settings_is_kept_aside(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "run" / "config.yaml").unlink()  # as of a run that died before it wrote one
     assert made()["evaluation"] == first["evaluation"]
     assert "run-before-3" in capsys.readouterr().err
+    config = tmp_path / "run" / "config.yaml"  # as of a version without this field: it had the default
+    config.write_text("".join(x for x in config.read_text().splitlines(True) if "epsilon:" not in x))
+    assert made()["evaluation"] == first["evaluation"] and not (tmp_path / "run-before-4").exists()
+    assert made(epsilon=0.3) != first and "epsilon" in capsys.readouterr().err
     slippery = made(env_options={"is_slippery": True})
     assert "env_options" in capsys.readouterr().err
     assert slippery != first and made(env_options={"is_slippery": True}) == slippery
@@ -244,6 +248,11 @@ def test_seeds_are_added_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         with pytest.raises(UserError, match="which cannot be mixed with new ones"):
             more(other)
+    del both["settings"]["epsilon"]  # as of a version without this field
+    file.write_text(json.dumps(both))
+    with pytest.raises(UserError, match=r"epsilon 0\.\d+, now 0\.7"):
+        more(dataclasses.replace(row, options={"epsilon": 0.7}))
+    assert more(row, 1) == []
     del both["settings"]  # as of an older version
     file.write_text(json.dumps(both))
     for other, of in ((dataclasses.replace(row, steps=50), "steps 40, now 50"),
