@@ -62,7 +62,7 @@ def test_plot_draws_errors_by_horizon(runs: dict[str, Path], tmp_path: Path, cal
     names = ("pole", "storm", "door", "blind")
     drawn = call("plot", *(runs[x] for x in names), "--model", 4, "--out", tmp_path / "all.png", "--json").json["runs"]
     errors = dict(zip(names, drawn.values(), strict=True))
-    assert set(errors.pop("blind")) == {"reward", "continuation"}
+    assert set(errors.pop("blind")) == {"latent", "reward", "continuation"}
     for one in errors.values():
         assert set(one) == {"observation", "reward", "continuation"}
         assert all(len(values) == 5 for values in one.values()) and one["observation"][1] > 0

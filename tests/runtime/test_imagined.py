@@ -19,7 +19,7 @@ from tests.sabotage import change, sabotaged_by
 @sabotaged_by("foresight.runtime.imagined.learns_model", lambda f: lambda algorithm: algorithm != "tdmpc2")
 def test_the_state_of_an_algorithm_shows_whether_it_learns_a_world_model() -> None:
     found = {name for name in catalog.algorithms() if imagined.learns_model(name)}
-    assert found == {"dreamer", "planet", "storm", "tdmpc2"}
+    assert found == {"dreamer", "lewm", "planet", "storm", "tdmpc2"}
 
 
 @sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))

@@ -143,5 +143,5 @@ def test_world_models_learn_continuous_actions_from_frames(name: str, tmp_path: 
         feedback = inside.step(torch.ones(2, 1))
         assert feedback.obs.dtype == torch.uint8 and feedback.obs.shape == (2, 32, 32, 3)
         agent = done.load()
-        found = open_loop.observe_and_predict(agent.module, agent.state, agent.env, 0, horizon=4, count=1, context=4)
+        found = open_loop.observe_and_predict(agent.module, agent.state, agent.env, 0, horizon=4, count=1)
         assert found.images and np.isfinite(found.errors()["observation"]).all()
