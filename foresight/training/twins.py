@@ -24,7 +24,7 @@ from foresight.nets.heads import CategoricalHead, PopArtHead
 from foresight.nets.outputs import Categorical
 from foresight.nets.q_network import QNetwork
 from foresight.nets.sequence.memory import MemoryActorCritic
-from foresight.nets.sequence.vla import VLAActorCritic
+from foresight.nets.sequence.vla_actor_critic import VLAActorCritic
 from foresight.nets.values import Values
 from foresight.ops import fused
 

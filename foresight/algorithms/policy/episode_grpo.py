@@ -30,6 +30,7 @@ from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
 from foresight.errors import UserError
 from foresight.nets.sequence import vla
 from foresight.nets.sequence.vla import VLA
+from foresight.nets.sequence.vla_actor_critic import require_one_path
 from foresight.ops import advantage, kl, policy, schedules
 from foresight.training import optim
 
@@ -167,7 +168,7 @@ def train(
     if not state.step:
         greedy, seen = replace(state, config=replace(state.config, sample=False)), env.reset(config.seed)
         seen = trees.to(seen, state.generator.device)
-        vla.require_one_path(state.network, seen, act(greedy, seen)[0])
+        require_one_path(state.network, seen, act(greedy, seen)[0])
     while state.step < config.steps:
         progress = state.step / config.steps
         batch, metrics = rollout(state, env)

@@ -67,7 +67,7 @@ from foresight.nets.outputs import Normal, Output
 from foresight.nets.sequence import memory, vla
 from foresight.nets.sequence.action_tokens import Tokens
 from foresight.nets.sequence.memory import MemoryActorCritic
-from foresight.nets.sequence.vla import VLAActorCritic
+from foresight.nets.sequence.vla_actor_critic import VLAActorCritic, require_one_path
 from foresight.ops import advantage, diagnostics, kl, policy, returns, schedules, value
 from foresight.training import optim, twins
 from foresight.training.twins import twin
@@ -322,7 +322,7 @@ def train(
     obs, carry = env.reset(config.seed + state.step), None
     if isinstance(state.network, VLAActorCritic) and not state.step:
         greedy, seen = replace(state, config=replace(state.config, sample=False)), trees.to(obs, state.generator.device)
-        vla.require_one_path(state.network, seen, act(greedy, seen)[0])
+        require_one_path(state.network, seen, act(greedy, seen)[0])
     while state.step < config.steps:
         progress = state.step / config.steps
         batch, obs, carry = rollout(state, env, obs, carry)

@@ -22,7 +22,8 @@ from foresight.nets.sequence.swin import Swin, SwinBlock
 from foresight.nets.sequence.trajectory import TrajectoryTransformer
 from foresight.nets.sequence.transformer import Transformer
 from foresight.nets.sequence.vit import ViT, pixels
-from foresight.nets.sequence.vla import VLA, VLAActorCritic
+from foresight.nets.sequence.vla import VLA
+from foresight.nets.sequence.vla_actor_critic import VLAActorCritic
 from foresight.nets.sequence.window import Window
 from foresight.runtime import machine
 from foresight.runtime.agent import Agent

@@ -15,7 +15,7 @@ from foresight.data.episodes import Episodes
 from foresight.envs.base import Env
 from foresight.envs.control import multi_task
 from foresight.errors import UserError
-from foresight.nets.sequence.vla import VLAActorCritic
+from foresight.nets.sequence.vla_actor_critic import VLAActorCritic
 from foresight.training import offline
 from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, Touching, demonstrations, scene
 from tests.algorithms.small_runs import last

@@ -13,6 +13,7 @@ from foresight.data.embodiments import Embodiment
 from foresight.errors import UserError
 from foresight.nets.sequence import vla
 from foresight.nets.sequence.vla import VLA, Shape
+from foresight.nets.sequence.vla_actor_critic import require_one_path
 from tests.data.test_embodiments import ACTION, ARM, BOT, OBS
 from tests.nets.sequence.test_vla import SIZES
 from tests.sabotage import change, sabotaged_by
@@ -162,7 +163,7 @@ def test_statistics_are_each_ones_own() -> None:
 
 def test_acting_is_training_and_mistakes_are_named(tmp_path) -> None:
     net, (obs, _) = network(), padded(0)
-    vla.require_one_path(net, obs)
+    require_one_path(net, obs)
     vla.save(net, tmp_path / "export")
     again = vla.load(tmp_path, OBS, ACTION, PARTS).eval()
     torch.testing.assert_close(again(obs).tokens.logits, net(obs).tokens.logits)

@@ -14,6 +14,7 @@ from foresight.nets.sequence import grounding, vla
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
 from foresight.nets.sequence.vit import NO_CACHE
 from foresight.nets.sequence.vla import VLA, Shape
+from foresight.nets.sequence.vla_actor_critic import VLAActorCritic, require_one_path
 from tests.sabotage import change, drop, sabotaged_by
 
 SIZES: dict[str, Any] = {
@@ -106,7 +107,7 @@ def test_a_vision_transformer_reads_the_patches() -> None:
     for block in read.blocks:
         x, *_ = block(x, None, torch.ones(13, 13, dtype=torch.bool), NO_CACHE, 0)
     torch.testing.assert_close(cells, read.norm(x)[:, 1:])
-    vla.require_one_path(vla.VLAActorCritic(net), obs)
+    require_one_path(VLAActorCritic(net), obs)
 
 
 def test_padding_of_the_instruction_changes_nothing() -> None:
@@ -228,7 +229,7 @@ def test_mistakes_are_named(tmp_path) -> None:
         with pytest.raises(UserError, match=message):
             network(**changed)
     with pytest.raises(UserError, match="log-probabilities"):
-        vla.VLAActorCritic(network(head="flow"))
+        VLAActorCritic(network(head="flow"))
     with pytest.raises(UserError, match="There is no trained VLA"):
         vla.load(tmp_path, OBS, ARM)
     vla.save(net, tmp_path / "export")
@@ -238,17 +239,19 @@ def test_mistakes_are_named(tmp_path) -> None:
     torch.testing.assert_close(again(obs).tokens.logits, net(obs).tokens.logits)
 
 
-@sabotaged_by("foresight.nets.sequence.vla.VLAActorCritic.step", lambda f: lambda self, obs: f(self.train(), obs))
+@sabotaged_by(
+    "foresight.nets.sequence.vla_actor_critic.VLAActorCritic.step", lambda f: lambda self, obs: f(self.train(), obs)
+)
 def test_acting_and_training_have_the_same_log_probabilities() -> None:
-    net = vla.VLAActorCritic(network())
+    net = VLAActorCritic(network())
     torch.manual_seed(0)
     try:
-        vla.require_one_path(net, seen(), net.policy(seen()).mode())
-        vla.require_one_path(net.vla, seen())
+        require_one_path(net, seen(), net.policy(seen()).mode())
+        require_one_path(net.vla, seen())
     except UserError as error:
         raise AssertionError(error) from error
     with pytest.raises(UserError, match="of the actions of evaluation differ"):
-        vla.require_one_path(net, seen(), -net.policy(seen()).mode())
+        require_one_path(net, seen(), -net.policy(seen()).mode())
 
 
 def _down_first(original):
@@ -304,7 +307,7 @@ def test_a_policy_points_at_the_picture_that_it_sees() -> None:
     hidden = {**obs, vla.CAMERA_MASK: torch.zeros(2, 1)}
     again = net({**hidden, "front": obs["front"].flip(1)})
     torch.testing.assert_close(again.mean(), net(hidden).mean())  # a missing camera: nothing of its pixels
-    vla.require_one_path(vla.VLAActorCritic(net), obs)
+    require_one_path(VLAActorCritic(net), obs)
 
 
 def _sees_nothing(original):
@@ -399,7 +402,7 @@ def test_only_pictures_that_are_seen_teach_words() -> None:
 def test_a_policy_acts_on_what_its_words_find() -> None:
     net, obs = network(action=gs.Discrete(7), find=True), seen()
     before = net(obs).mean()
-    vla.require_one_path(vla.VLAActorCritic(net), obs)
+    require_one_path(VLAActorCritic(net), obs)
     with torch.no_grad():
         net.finder.near[3] += 99  # it lies elsewhere
     assert (net(obs).mean() - before).abs().max() > 1e-3
