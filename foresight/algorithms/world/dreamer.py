@@ -96,8 +96,8 @@ class Config:
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     decoder: bool = True  # observations are reconstructed; without: R2-Dreamer's redundancy reduction instead
     redundancy_coef: float = 0.05  # of that loss; R2-Dreamer's code
-    precision: str = "float32"  # of the world model: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
-    compile: bool = False  # the step of imagination by torch.compile, when it is first taken
+    precision: str = "float32"  # of matrix products: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
+    compile: bool = False  # the step of imagination by torch.compile, on a GPU the networks of images too
     graph: bool = True  # on a GPU, record an update as a CUDA graph and replay it; on a CPU nothing
     gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
@@ -254,13 +254,14 @@ def descend(
     starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}
     with precision.autocast(config.precision, state.inner.device):
         steps, features = imagination.rollout(model, starts, actor, config.horizon, config.gamma, state.inner)
-    predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
+        output, predicted = actor(steps.obs), critic(features)  # the value of the last state only bootstraps
+        with torch.no_grad():
+            slow = state.slow_critic(features).mean()
     with torch.no_grad():
-        value, slow = predicted.mean(), state.slow_critic(features).mean()
+        value = predicted.mean()
         target = imagination.imagined_return(steps, value, config.gae_lambda)
         weight = imagination.reach_weights(alive[:, late].flatten(), steps.discount)
         advantage = (target - value[:, :-1]) / state.spread.update(target)
-    output = actor(steps.obs)
     terms["actor"] = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
     terms["critic"] = weight * predicted.loss(functional.pad(target, (0, 1)), slow)[:, :-1]
     replayed, features = batch.map(lambda x: x[:, late]), model.features(found)[:, late]

@@ -113,8 +113,8 @@ class Config:
     depth: int = 16  # channels of the image encoder: 2, 3, 4 and 4 times this
     patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
-    precision: str = "float32"  # of the world model: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
-    compile: bool = False  # the step of imagination by torch.compile, when it is first taken
+    precision: str = "float32"  # of matrix products: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
+    compile: bool = False  # the step of imagination by torch.compile, on a GPU the networks of images too
     graph: bool = True  # on a GPU, record an update as a CUDA graph and replay it; on a CPU nothing
     gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
@@ -284,15 +284,16 @@ def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival
     flat = {name: x.flatten(0, 1) for name, x in starts.items()}
     with precision.autocast(config.precision, state.inner.device):
         steps, features = imagination.rollout(model, flat, actor, config.horizon, config.gamma, state.inner)
-    predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
+        output, predicted = actor(steps.obs), critic(features)  # the value of the last state only bootstraps
+        with torch.no_grad():
+            slow = state.slow_critic(features).mean()
     with torch.no_grad():
-        value, slow = predicted.mean(), state.slow_critic(features).mean()
+        value = predicted.mean()
         target = imagination.imagined_return(steps, value, config.gae_lambda)
         slow_target = imagination.imagined_return(steps, slow, config.gae_lambda)
         alive = 1 - batch.cut * arrival.known * (arrival.discount == 0)  # 0 at final observations, not at lost lives
         weight = imagination.reach_weights(alive.flatten(), steps.discount)
         advantage = (target - value[:, :-1]) / state.spread.update(target)
-    output = actor(steps.obs)
     actor_loss = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
     critic_loss = weight * predicted.loss(functional.pad(target, (0, 1)), functional.pad(slow_target, (0, 1)))[:, :-1]
     terms = {"actor": actor_loss, "critic": critic_loss}
