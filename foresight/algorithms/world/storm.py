@@ -37,7 +37,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -309,10 +308,12 @@ def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival
     return {name: x.detach().mean() for name, x in found.items()}
 
 
-def update_both(state: State, rows: tuple[Any, ...], contexts: tuple[Any, ...] = ()) -> dict[str, Tensor]:
+def update_both(
+    state: State, rows: tuple[Trajectory, Arrival], contexts: tuple[Trajectory, Arrival] | None = None
+) -> dict[str, Tensor]:
     """One gradient step of the model on sequences, then one of the agent: on rollouts from their rows or `contexts`."""
     metrics, found = update_model(state, *rows)
-    starts = roots(state, *contexts) if contexts else roots(state, *rows, found)
+    starts = roots(state, *contexts) if contexts else roots(state, *rows, found=found)
     return metrics | update_agent(state, *starts)
 
 
