@@ -361,7 +361,7 @@ def in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     parts = x.split(AT_ONCE if x.is_cpu else AT_ONCE_ELSEWHERE)
     if not torch.is_grad_enabled():
         return torch.cat([run(part) for part in parts])
-    return torch.cat([checkpoint(run, part, use_reentrant=False) for part in parts])
+    return torch.cat([checkpoint(run, part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 
 def recompute(model: nn.Module) -> None:
