@@ -55,7 +55,7 @@ def _measure(checkpointing: bool) -> dict[str, Any]:
     batch, arrival = storm.sample(state, config.batch_size, config.sequence_length)
     _, found = storm.update_model(state, batch, arrival)
     model = _peak()
-    storm.update_agent(state, *storm.roots(state, batch, arrival, found))
+    storm.update_agent(state, *storm.roots(state, *storm.sample(state, config.imagined_batch, config.context + 1)))
     del batch, arrival, found
     for _ in range(UPDATES - 1):
         storm.update(state)

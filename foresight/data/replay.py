@@ -67,11 +67,14 @@ class Replay:
     stream since the beginning.
     """
 
-    def __init__(self, capacity: int) -> None:
-        """`capacity`: steps kept per stream. Raises UserError if it is below 1."""
+    def __init__(self, capacity: int, device: str | torch.device | None = None) -> None:
+        """`capacity`: steps kept per stream; `device`: where (None: where the first ones are).
+
+        Raises UserError if the capacity is below 1.
+        """
         if capacity < 1:
             raise UserError(f"The replay's capacity must be at least 1 step per environment, not {capacity}.")
-        self.capacity = capacity
+        self.capacity, self.device = capacity, device
         self.storage: Trajectory | None = None
         self.room: Callable[..., Tensor] = torch.zeros
         self.added = 0
@@ -161,7 +164,7 @@ class Replay:
         """
         flat, ahead = self._flat, self._ahead(key.unsqueeze(1), torch.arange(length))
         assert flat is not None
-        rows, shape = ahead.flatten(), (len(key), length)
+        rows, shape = ahead.flatten().to(flat.reward.device), (len(key), length)
         batch = flat.map(lambda x: x.index_select(0, rows).unflatten(0, shape))
         return batch.replace(extras={**batch.extras, "key": ahead})
 
@@ -271,11 +274,11 @@ class Replay:
         self._flat = self.storage.map(lambda x: x.flatten(0, 1))
         held = {key: getattr(self.storage, key) for key in _FIELDS}
         held = {key: x for key, x in held.items() if x is not None and not (isinstance(x, dict) and not x)}
-        plain = all(isinstance(x, Tensor) for x in held.values())
+        plain = all(isinstance(x, Tensor) and x.is_cpu for x in held.values())
         self._columns = [(key, x.numpy(), x[:, 0]) for key, x in held.items()] if plain else None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Replay:
-        copied = Replay(self.capacity)  # its views must be into its own memory
+        copied = Replay(self.capacity, self.device)  # its views must be into its own memory
         copied.load_state_dict(self.state_dict())
         return copied
 
@@ -328,7 +331,8 @@ class Replay:
 
     def _room(self, like: Tensor) -> Tensor:
         """Memory `[B, capacity, ...]` for values like `like` `[B, T, ...]`."""
-        return self.room(like.shape[0], self.capacity, *like.shape[2:], dtype=like.dtype, device=like.device)
+        shape = like.shape[0], self.capacity, *like.shape[2:]
+        return self.room(*shape, dtype=like.dtype, device=self.device or like.device)
 
 
 def shared_replay(rows: int, envs: int, n_steps: int = 1) -> Replay:

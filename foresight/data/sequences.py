@@ -59,12 +59,15 @@ class Sequences:
     """The last `capacity` rows of `streams` environments together. Episodes of one environment follow each other.
 
     With `on_disk`, a checkpoint writes only the rows since the last one, as `chunks`, and the `extras`, which may have
-    been refreshed. The rows are in files too, if a run asks for it with `use`; the samples are the same.
+    been refreshed. The rows are in files too, if a run asks for it with `use`; the samples are the same. With a
+    `device` they are there.
     """
 
-    def __init__(self, capacity: int, streams: int, on_disk: bool = False) -> None:
+    def __init__(
+        self, capacity: int, streams: int, on_disk: bool = False, device: str | torch.device | None = None
+    ) -> None:
         """Raises UserError if there is not one row for each stream."""
-        self.streams = [Replay(capacity // streams) for _ in range(streams)]
+        self.streams = [Replay(capacity // streams, device) for _ in range(streams)]
         self.on_disk = on_disk
         self.chunks: list[Chunk] = []
 
@@ -152,7 +155,8 @@ class Sequences:
             rows = (key // capacity == i).nonzero().squeeze(-1)
             if len(rows) and stream.storage is not None:
                 for name, values in extras.items():
-                    stream.storage.extras[name][0, key[rows] % capacity] = values[rows]
+                    into = stream.storage.extras[name]
+                    into[0, key[rows] % capacity] = values[rows].to(into.device)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs."""

@@ -132,7 +132,7 @@ class OneHots:
         if draws is None:
             index = probs.argmax(-1)
         else:
-            index = (probs.detach().cumsum(-1)[..., :-1] <= draws.unsqueeze(-1)).sum(-1)
+            index = (_cumulative(probs.detach())[..., :-1] <= draws.unsqueeze(-1)).sum(-1)
         hard = F.one_hot(index, self.logps.shape[-1]).to(probs.dtype)
         return (hard + (probs - probs.detach())).flatten(-2)
 
@@ -167,6 +167,14 @@ class OneHots:
     def loss(self, target: Tensor) -> Tensor:
         """Cross-entropy with the vectors `target`."""
         return -self.logp(target)
+
+
+def _cumulative(probs: Tensor) -> Tensor:
+    """`cumsum` over the last dim; on a GPU, whose scans of short rows are slow, a product with ones in a triangle."""
+    if not probs.is_cuda:
+        return probs.cumsum(-1)
+    with torch.autocast("cuda", enabled=False):
+        return probs @ probs.new_ones(probs.shape[-1], probs.shape[-1]).triu()
 
 
 def one_hots(logits: Tensor, groups: int, uniform: float, generator: torch.Generator | None) -> Tensor:

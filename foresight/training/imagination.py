@@ -160,21 +160,36 @@ class LaProp(torch.optim.Optimizer):
             for p in weights:
                 if not self.state[p]:
                     self.state[p] = {
-                        "step": torch.zeros(()), "square": torch.zeros_like(p), "moment": torch.zeros_like(p)
-                    }  # fmt: skip
+                        "step": torch.zeros((), device=p.device if p.is_cuda else None),
+                        "square": torch.zeros_like(p),
+                        "moment": torch.zeros_like(p),
+                    }
             states = [self.state[p] for p in weights]
             squares, moments = [s["square"] for s in states], [s["moment"] for s in states]
-            torch._foreach_add_([s["step"] for s in states], 1)
-            count = int(states[0]["step"])
-            (b1, b2), lr = group["betas"], group["lr"] * min(1.0, count / max(1, group["warmup"]))
+            steps = [s["step"] for s in states]
+            torch._foreach_add_(steps, 1)
+            count = int(steps[0]) if steps[0].is_cpu else steps[0].double()  # on a GPU nothing waits for a number
+            (b1, b2), lr = group["betas"], group["lr"] * _at_most_1(count / max(1, group["warmup"]))
             bounds = torch._foreach_clamp_min(torch._foreach_norm(weights), 1e-3)
             torch._foreach_mul_(bounds, group["agc"])
             torch._foreach_div_(bounds, torch._foreach_clamp_min(torch._foreach_norm(grads), 1e-6))
             grads = list(torch._foreach_mul(grads, torch._foreach_clamp_max(bounds, 1.0)))
             torch._foreach_mul_(squares, b2)
             torch._foreach_addcmul_(squares, grads, grads, 1 - b2)
-            scale = torch._foreach_sqrt(torch._foreach_div(squares, 1 - b2**count))
-            torch._foreach_add_(scale, group["eps"])
-            torch._foreach_div_(grads, scale)
+            root = torch._foreach_sqrt(torch._foreach_div(squares, _number(1 - b2**count)))
+            torch._foreach_add_(root, group["eps"])
+            torch._foreach_div_(grads, root)
             torch._foreach_lerp_(moments, grads, 1 - b1)
-            torch._foreach_add_(weights, moments, alpha=-lr / (1 - b1**count))
+            scale = _number(-lr / (1 - b1**count))
+            if isinstance(scale, Tensor):
+                torch._foreach_add_(weights, torch._foreach_mul(moments, scale))
+            else:
+                torch._foreach_add_(weights, moments, alpha=scale)
+
+
+def _number(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) else x
+
+
+def _at_most_1(x: Any) -> Any:
+    return x.clamp(max=1.0) if isinstance(x, Tensor) else min(1.0, x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,35 @@ from torch import distributed as dist
 
 from foresight import distributed
 from foresight.errors import NotFinite
+from foresight.training import graphs
 
 
 def total(terms: Mapping[str, Tensor], coefs: Mapping[str, float]) -> Tensor:
     """Σ coef · mean(term) of named loss terms of any shape; the coefficient is 1 where none is given.
 
-    Raises NotFinite with the names of the terms whose mean is not finite: no weight has changed yet.
+    Raises NotFinite with the names of the terms whose mean is not finite: no weight has changed yet. While a CUDA graph
+    is recorded there is no value to check: `require_finite` does so after the update.
     """
     means = torch.stack([term.mean() for term in terms.values()])
+    if graphs.recording(means.device):
+        return torch.stack([coefs.get(name, 1.0) * mean for name, mean in zip(terms, means, strict=True)]).sum()
     if not means.isfinite().all():
-        bad = [name for name, mean in zip(terms, means.tolist(), strict=True) if not math.isfinite(mean)]
-        raise NotFinite(f"The loss term{'s' * (len(bad) > 1)} {', '.join(bad)} became NaN or infinite.")
+        require_finite(dict(zip(terms, means.tolist(), strict=True)))
     return means @ means.new_tensor([coefs.get(name, 1.0) for name in terms])
+
+
+def require_finite(means: Mapping[str, float]) -> None:
+    """Raises NotFinite with the names of the means of loss terms that are not finite."""
+    bad = [name for name, mean in means.items() if not math.isfinite(mean)]
+    if bad:
+        raise NotFinite(f"The loss term{'s' * (len(bad) > 1)} {', '.join(bad)} became NaN or infinite.")
+
+
+def adam(parameters: Iterable[nn.Parameter], learning_rate: float, eps: float = 1e-8) -> torch.optim.Adam:
+    """Fused Adam; on a GPU one whose step a CUDA graph can hold."""
+    held = list(parameters)
+    capturable = bool(held) and held[0].is_cuda
+    return torch.optim.Adam(held, lr=learning_rate, eps=eps, fused=True, capturable=capturable)
 
 
 def descend(

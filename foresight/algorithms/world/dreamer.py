@@ -45,7 +45,7 @@ from foresight.nets.models.latent_actor import LatentActor, action_width
 from foresight.nets.models.rssm import RSSM
 from foresight.nets.models.world_model import TwoHotMLP, WorldModel, compile_steps, obs_model, recompute
 from foresight.ops import schedules
-from foresight.training import imagination, optim
+from foresight.training import graphs, imagination, optim
 
 KIND = "control"
 UNIT = "env steps"
@@ -68,6 +68,7 @@ class Config:
     sequence_length: int = 64  # rows per sequence; table 4
     replay_size: int = 1_000_000  # rows kept; 5,000,000 in table 4
     replay_on_disk: bool = False  # rows in files of the run, not in memory; a checkpoint then writes only new ones
+    replay_on_device: bool = False  # rows in the memory of the device that learns, not the CPU's
     learning_starts: int = 1_000  # env steps with random actions, before the first update
     learning_rate: float = 4e-5  # LaProp; table 4
     lr_warmup: int = 1_000  # gradient steps
@@ -95,8 +96,9 @@ class Config:
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
     decoder: bool = True  # observations are reconstructed; without: R2-Dreamer's redundancy reduction instead
     redundancy_coef: float = 0.05  # of that loss; R2-Dreamer's code
-    precision: str = "float32"  # of the world model: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
-    compile: bool = False  # the step of imagination by torch.compile, when it is first taken
+    precision: str = "float32"  # of matrix products: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
+    compile: bool = False  # the step of imagination by torch.compile, on a GPU the networks of images too
+    graph: bool = True  # on a GPU, record an update as a CUDA graph and replay it; on a CPU nothing
     gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
@@ -121,6 +123,7 @@ class State:
     gradient_steps: int = 0
     due: float = 0.0  # replayed steps that the train ratio allows and that were not yet trained on
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
+    graph: graphs.Graph = field(default_factory=graphs.Graph, metadata={"save": False})  # of an update
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -151,10 +154,13 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         copy.deepcopy(critic).requires_grad_(False),
         imagination.Spread().to(device),
         imagination.LaProp(parameters, config.learning_rate, warmup=config.lr_warmup),
-        Sequences(config.replay_size, config.num_envs, config.replay_on_disk),
+        Sequences(
+            config.replay_size, config.num_envs, config.replay_on_disk, device if config.replay_on_device else None
+        ),
         generator=torch.Generator(device).manual_seed(config.seed),
         inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),
+        graph=graphs.Graph(config.graph),
     )
 
 
@@ -221,7 +227,22 @@ def sample(state: State) -> tuple[Tree, Trajectory, Arrival]:
 
 
 def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> dict[str, float]:
-    """One gradient step of world model, critic and actor together, and the average of the slow critic."""
+    """`descend`, then the replay gets the latent states that were computed."""
+    found, fresh = state.graph(functools.partial(descend, state), (carry, batch, arrival), [state.inner])
+    metrics = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+    optim.require_finite(metrics)
+    state.replay.refresh(batch.extras["key"].flatten().cpu(), fresh)
+    state.gradient_steps += 1
+    return metrics
+
+
+def descend(
+    state: State, carry: Tree, batch: Trajectory, arrival: Arrival
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One gradient step of world model, critic and actor together, and the average of the slow critic.
+
+    Returns the metrics and the latent states of all rows `[B T, ...]` that the replay keeps.
+    """
     config, model, actor, critic = state.config, state.model, state.actor, state.critic
     batch = batch.replace(action=batch.extras["action"])
     with precision.autocast(config.precision, state.inner.device):
@@ -233,13 +254,14 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}
     with precision.autocast(config.precision, state.inner.device):
         steps, features = imagination.rollout(model, starts, actor, config.horizon, config.gamma, state.inner)
-    predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
+        output, predicted = actor(steps.obs), critic(features)  # the value of the last state only bootstraps
+        with torch.no_grad():
+            slow = state.slow_critic(features).mean()
     with torch.no_grad():
-        value, slow = predicted.mean(), state.slow_critic(features).mean()
+        value = predicted.mean()
         target = imagination.imagined_return(steps, value, config.gae_lambda)
         weight = imagination.reach_weights(alive[:, late].flatten(), steps.discount)
         advantage = (target - value[:, :-1]) / state.spread.update(target)
-    output = actor(steps.obs)
     terms["actor"] = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
     terms["critic"] = weight * predicted.loss(functional.pad(target, (0, 1)), slow)[:, :-1]
     replayed, features = batch.map(lambda x: x[:, late]), model.features(found)[:, late]
@@ -253,13 +275,10 @@ def update(state: State, carry: Tree, batch: Trajectory, arrival: Arrival) -> di
     }
     optim.step(state.optimizer, optim.total(terms, coefs).backward)
     optim.track(state.slow_critic, critic, config.slow_critic_rate)
-    fresh = {name: latents[name].flatten(0, 1).cpu() for name in model.kept if name in latents}
-    state.replay.refresh(batch.extras["key"].flatten().cpu(), fresh)
-    state.gradient_steps += 1
     metrics = {name: term.detach().mean() for name, term in terms.items()}
     metrics |= {"imagined_return": target.mean(), "entropy": output.entropy().detach().mean()}
     metrics["saturated"] = imagination.saturated(critic.bins, arrival.reward, target)
-    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+    return metrics, {name: latents[name].flatten(0, 1) for name in model.kept if name in latents}
 
 
 def replay_value_loss(state: State, batch: Trajectory, features: Tensor, imagined: Tensor) -> Tensor:

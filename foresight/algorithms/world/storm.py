@@ -56,7 +56,7 @@ from foresight.nets.models.latent_actor import LatentActor, action_width
 from foresight.nets.models.storm import STORM, CausalTransformer, RecurrentSequence, SequenceModel
 from foresight.nets.models.world_model import TwoHotMLP, WorldModel, compile_steps, obs_model, recompute
 from foresight.ops import schedules
-from foresight.training import imagination, optim
+from foresight.training import graphs, imagination, optim
 
 KIND = "control"
 UNIT = "env steps"
@@ -79,6 +79,7 @@ class Config:
     sequence_length: int = 64  # rows per sequence; code
     replay_size: int = 100_000  # rows kept; code
     replay_on_disk: bool = False  # rows in files of the run, not in memory; a checkpoint then writes only new ones
+    replay_on_device: bool = False  # rows in the memory of the device that learns, not the CPU's; code
     learning_starts: int = 1_024  # env steps with random actions, before the first update; code
     learning_rate: float = 1e-4  # of the model, Adam; code
     agent_learning_rate: float = 3e-5  # of actor and critic, Adam; code
@@ -111,8 +112,9 @@ class Config:
     depth: int = 16  # channels of the image encoder: 2, 3, 4 and 4 times this
     patch: int = 1  # side of the squares in which images are read and drawn, in pixels; 1: convolutions only
     decoded: int = 0  # rows of each sequence that are reconstructed per update, drawn at random; 0: all
-    precision: str = "float32"  # of the world model: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
-    compile: bool = False  # the step of imagination by torch.compile, when it is first taken
+    precision: str = "float32"  # of matrix products: "float32", "bfloat16" (under autocast) or "auto" (the faster one)
+    compile: bool = False  # the step of imagination by torch.compile, on a GPU the networks of images too
+    graph: bool = True  # on a GPU, record an update as a CUDA graph and replay it; on a CPU nothing
     gradient_checkpointing: bool = False  # recompute the image encoder and decoder backward: less memory, same values
     search_simulations: int = 0  # of MuZero's search in the model before every action; 0: the actor's action
     threads: int = 1  # of torch, on a CPU; 0: one per core
@@ -144,6 +146,7 @@ class State:
     gradient_steps: int = 0
     due: int = 0  # env steps that were not yet trained on
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
+    graph: graphs.Graph = field(default_factory=graphs.Graph, metadata={"save": False})  # of an update
 
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
@@ -177,12 +180,15 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         critic,
         copy.deepcopy(critic).requires_grad_(False),
         imagination.Spread().to(device),
-        torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True),
-        torch.optim.Adam(agent, lr=config.agent_learning_rate, eps=1e-5, fused=True),
-        Sequences(config.replay_size, config.num_envs, config.replay_on_disk),
+        optim.adam(model.parameters(), config.learning_rate),
+        optim.adam(agent, config.agent_learning_rate, 1e-5),
+        Sequences(
+            config.replay_size, config.num_envs, config.replay_on_disk, device if config.replay_on_device else None
+        ),
         generator=torch.Generator(device).manual_seed(config.seed),
         inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),
+        graph=graphs.Graph(config.graph),
     )
 
 
@@ -254,15 +260,15 @@ def update_model(state: State, batch: Trajectory, arrival: Arrival) -> tuple[dic
     return {name: term.detach().mean() for name, term in terms.items()}, tree_map(Tensor.detach, found)
 
 
-def roots(state: State, batch: Trajectory, arrival: Arrival, found: Tree) -> tuple[Tree, Trajectory, Arrival]:
+def roots(state: State, batch: Trajectory, arrival: Arrival, found: Tree = None) -> tuple[Tree, Trajectory, Arrival]:
     """Where imagination begins: states, rows and what led to them, `[N, L, ...]`.
 
-    The last rows of the sequences on which the model was just trained, or the last rows of contexts drawn for it.
+    The last rows of the sequences on which the model was just trained, whose states were `found`; or, without those,
+    the last row of each context.
     """
     config, length = state.config, state.config.imagined_last
-    if not length:
+    if found is None:
         length = 1
-        batch, arrival = sample(state, config.imagined_batch, config.context + 1)
         with torch.no_grad(), precision.autocast(config.precision, state.inner.device):
             latest = state.model.latest(batch.obs, batch.action, batch.cut, state.inner)
         found = {name: x.unsqueeze(1) for name, x in latest.items()}
@@ -277,15 +283,16 @@ def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival
     flat = {name: x.flatten(0, 1) for name, x in starts.items()}
     with precision.autocast(config.precision, state.inner.device):
         steps, features = imagination.rollout(model, flat, actor, config.horizon, config.gamma, state.inner)
-    predicted = critic(features)  # with gradient, except for the last state, whose value only bootstraps
+        output, predicted = actor(steps.obs), critic(features)  # the value of the last state only bootstraps
+        with torch.no_grad():
+            slow = state.slow_critic(features).mean()
     with torch.no_grad():
-        value, slow = predicted.mean(), state.slow_critic(features).mean()
+        value = predicted.mean()
         target = imagination.imagined_return(steps, value, config.gae_lambda)
         slow_target = imagination.imagined_return(steps, slow, config.gae_lambda)
         alive = 1 - batch.cut * arrival.known * (arrival.discount == 0)  # 0 at final observations, not at lost lives
         weight = imagination.reach_weights(alive.flatten(), steps.discount)
         advantage = (target - value[:, :-1]) / state.spread.update(target)
-    output = actor(steps.obs)
     actor_loss = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)
     critic_loss = weight * predicted.loss(functional.pad(target, (0, 1)), functional.pad(slow_target, (0, 1)))[:, :-1]
     terms = {"actor": actor_loss, "critic": critic_loss}
@@ -301,14 +308,26 @@ def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival
     return {name: x.detach().mean() for name, x in found.items()}
 
 
+def update_both(
+    state: State, rows: tuple[Trajectory, Arrival], contexts: tuple[Trajectory, Arrival] | None = None
+) -> dict[str, Tensor]:
+    """One gradient step of the model on sequences, then one of the agent: on rollouts from their rows or `contexts`."""
+    metrics, found = update_model(state, *rows)
+    starts = roots(state, *contexts) if contexts else roots(state, *rows, found=found)
+    return metrics | update_agent(state, *starts)
+
+
 def update(state: State) -> dict[str, float]:
     """One update of the world model, then one of the agent."""
     config = state.config
-    batch, arrival = sample(state, config.batch_size, config.sequence_length)
-    metrics, found = update_model(state, batch, arrival)
-    metrics |= update_agent(state, *roots(state, batch, arrival, found))
+    inputs = [sample(state, config.batch_size, config.sequence_length)]
+    if not config.imagined_last:
+        inputs.append(sample(state, config.imagined_batch, config.context + 1))
+    found = state.graph(functools.partial(update_both, state), inputs, [state.inner])
+    metrics = dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+    optim.require_finite(metrics)
     state.gradient_steps += 1
-    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))
+    return metrics
 
 
 def learn(state: State, segment: Rollout) -> dict[str, float]:

@@ -351,11 +351,19 @@ def _mean_free(kl: Tensor, known: Tensor, free_nats: float) -> Tensor:
 
 @contextlib.contextmanager
 def _dropout(net: SequenceModel, generator: torch.Generator) -> Iterator[None]:
-    """Dropout in `net`, drawn from `generator`: torch's own draws from the global one, which is left alone."""
+    """Dropout in `net`, drawn from `generator`: torch's own draws from the global one, which is left alone.
+
+    While a CUDA graph is recorded the global generator is drawn from: no value can be read to seed it.
+    """
     if not net.dropout:
         yield
         return
     device = generator.device
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        net.train()
+        yield
+        net.eval()
+        return
     seed = int(torch.randint(2**31, (1,), generator=generator, device=device))
     with torch.random.fork_rng([] if device.type == "cpu" else [device]):
         torch.manual_seed(seed)

@@ -26,10 +26,11 @@ from foresight.errors import UserError
 from foresight.nets import conv, encoders
 from foresight.nets.outputs import Output, TwoHot
 from foresight.nets.precision import compiled
+from foresight.nets.resample import UpsampledConv
 from foresight.ops import transforms
 
 CONVS = "convs"  # the encoder of images that DreamerV3 has
-AT_ONCE = 256  # images that are encoded or decoded together where memory is to be saved
+AT_ONCE = {"cpu": 256, "cuda": 2_304}  # images that are encoded or decoded together where memory is to be saved
 EPS = 1e-4  # of every RMSNorm, as in DreamerV3's code
 
 
@@ -246,6 +247,7 @@ class Images(nn.Module):
             )
         self.channels, self.patch = math.prod(stack), patch
         self.recomputed = False
+        self.backend: str | None = None  # of torch.compile, see `compile_steps`
         convs = stages - round(math.log2(patch))
         self.depths = [depth * m for m in (self.MULTS * 2)[: convs + (patch > 1)]]
         first = self.channels
@@ -273,9 +275,10 @@ class Images(nn.Module):
         """`[..., size]`. Without gradient, of `AT_ONCE` images at a time, whose activations take memory."""
         lead = obs.shape[: obs.dim() - len(self.order)]
         images = obs.reshape(-1, *self.shape)
+        run = functools.partial(compiled_step(Images._encoded, self.backend, False), self)
         if self.recomputed or not torch.is_grad_enabled():
-            return in_parts(self._encoded, images).view(*lead, self.size)
-        return self._encoded(images).view(*lead, self.size)
+            return in_parts(run, images).view(*lead, self.size)
+        return run(images).view(*lead, self.size)
 
     def _encoded(self, images: Tensor) -> Tensor:
         if self.network is not None:
@@ -325,23 +328,25 @@ class ImageDecoder(nn.Module):
     def __init__(self, inputs: int, channels: int, depths: Sequence[int], patch: int = 1) -> None:
         super().__init__()
         self.patch, self.recomputed = patch, False
+        self.backend: str | None = None  # of torch.compile, see `compile_steps`
         self.first = linear(inputs, 16 * depths[-1])
         self.first_norm = nn.GroupNorm(1, depths[-1])
         sizes = [*depths[::-1], channels] if patch == 1 else [*depths[::-1]]
-        self.up = nn.ModuleList(nn.Conv2d(a, b, 5, padding=2) for a, b in itertools.pairwise(sizes))
+        self.up = nn.ModuleList(UpsampledConv(a, b) for a, b in itertools.pairwise(sizes))
         self.up_norms = nn.ModuleList(nn.GroupNorm(1, b) for b in (sizes[1:-1] if patch == 1 else sizes[1:]))
         self.squares = nn.Conv2d(depths[0], channels * patch**2, 1) if patch > 1 else None
 
     def forward(self, features: Tensor) -> Tensor:
         """`[N, C, H, W]` of features `[..., F]`, N being the product of the leading dims."""
         flat = features.flatten(0, -2)
-        return in_parts(self._decoded, flat) if self.recomputed else self._decoded(flat)
+        run = functools.partial(compiled_step(ImageDecoder._decoded, self.backend, False), self)
+        return in_parts(run, flat) if self.recomputed else run(flat)
 
     def _decoded(self, features: Tensor) -> Tensor:
         x = self.first(features)
         x = functional.silu(self.first_norm(x.view(len(x), -1, 4, 4)))
         for i, layer in enumerate(self.up):
-            x = layer(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+            x = layer(x)
             x = functional.silu(self.up_norms[i](x)) if i < len(self.up_norms) else x
         x = x if self.squares is None else functional.pixel_shuffle(self.squares(x), self.patch)
         return torch.sigmoid(x.float())
@@ -352,7 +357,7 @@ def in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
     Chen et al. 2016 (arXiv:1604.06174). `run` treats rows alike: the values are the same, the gradients up to rounding.
     """
-    parts = x.split(AT_ONCE)
+    parts = x.split(AT_ONCE.get(x.device.type, 256))
     if not torch.is_grad_enabled():
         return torch.cat([run(part) for part in parts])
     return torch.cat([checkpoint(run, part, use_reentrant=False) for part in parts])
@@ -374,17 +379,17 @@ def recompute(model: nn.Module) -> None:
 
 
 @functools.cache
-def compiled_step(step: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+def compiled_step(step: Callable[..., Any], backend: str | None, dynamic: bool | None = None) -> Callable[..., Any]:
     """A step of imagination, by torch.compile with a `backend`; the same if that is None.
 
     The model is an argument of `step`, so one compiled function serves all models, and a copy of a model has no other's
-    weights.
+    weights. `dynamic` as in torch.compile: false compiles again for other shapes.
     """
-    return step if backend is None else torch.compile(step, backend=backend)
+    return step if backend is None else torch.compile(step, backend=backend, dynamic=dynamic)
 
 
 def compile_steps(model: nn.Module, device: str | torch.device) -> None:
-    """Let the steps of imagination be compiled, the first time that they are taken.
+    """Let the steps of imagination be compiled, and on a GPU the networks of images, the first time that they run.
 
     Raises UserError for a model whose steps cannot be compiled, and on a CPU without a C++ compiler.
     """
@@ -393,6 +398,10 @@ def compile_steps(model: nn.Module, device: str | torch.device) -> None:
     if torch.device(device).type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         raise UserError("compile needs a C++ compiler on a CPU: install g++, or leave out --compile.")
     model.backend = "inductor"  # type: ignore[assignment]  # a plain attribute
+    if torch.device(device).type == "cuda":
+        for part in model.modules():
+            if isinstance(part, Images | ImageDecoder):
+                part.backend = "inductor"
 
 
 ObsModel = Vectors | Images

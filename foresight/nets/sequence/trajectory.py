@@ -181,6 +181,8 @@ class TrajectoryTransformer(nn.Module):
         return features @ self.heads[column - 1]
 
     def _embedded(self, tokens: Tensor, start: int = 0) -> Tensor:
+        if tokens.shape[1] == 1:
+            return self.embed(tokens + start % self.inputs * self.bins.bins)
         column = torch.arange(start, start + tokens.shape[1], device=tokens.device) % self.inputs
         return self.embed(tokens + column * self.bins.bins)
 

@@ -104,8 +104,8 @@ class Cache(NamedTuple):
     def select(self, rows: Tensor) -> Cache:
         """Row i of the result is row `rows[i]` of this one: to repeat a prompt for its group, or to drop rows."""
         return self._replace(
-            keys=tuple(x[rows] for x in self.keys),
-            values=tuple(x[rows] for x in self.values),
+            keys=tuple(x.index_select(0, rows) for x in self.keys),
+            values=tuple(x.index_select(0, rows) for x in self.values),
             mask=None if self.mask is None else self.mask[rows],
         )
 
