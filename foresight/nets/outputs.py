@@ -171,9 +171,9 @@ class OneHots:
 
 def _cumulative(probs: Tensor) -> Tensor:
     """`cumsum` over the last dim; on a GPU, whose scans of short rows are slow, a product with ones in a triangle."""
-    if not probs.is_cuda:
+    if probs.is_cpu:
         return probs.cumsum(-1)
-    with torch.autocast("cuda", enabled=False):
+    with torch.autocast(probs.device.type, enabled=False):
         return probs @ probs.new_ones(probs.shape[-1], probs.shape[-1]).triu()
 
 

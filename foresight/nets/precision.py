@@ -37,6 +37,11 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
+def recording(device: torch.device) -> bool:
+    """Whether a CUDA graph is recorded on `device` now: nothing is computed yet, so no value can be looked at."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 @functools.cache
 def _has_flag(flag: str) -> bool:
     try:

@@ -68,11 +68,6 @@ class Graph:
         return Graph(self.enabled)  # the tensors of the copy are others
 
 
-def recording(device: torch.device) -> bool:
-    """Whether a graph is recorded on `device` now: nothing is computed yet, so no value can be looked at."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _tensors(tree: Any) -> list[Tensor]:
     """The tensors of a tree of dataclasses, dicts and tuples, in a fixed order."""
     found: list[Tensor] = []

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from foresight import distributed
 from foresight.errors import NotFinite
-from foresight.training import graphs
+from foresight.nets import precision
 
 
 def total(terms: Mapping[str, Tensor], coefs: Mapping[str, float]) -> Tensor:
@@ -21,7 +21,7 @@ def total(terms: Mapping[str, Tensor], coefs: Mapping[str, float]) -> Tensor:
     is recorded there is no value to check: `require_finite` does so after the update.
     """
     means = torch.stack([term.mean() for term in terms.values()])
-    if graphs.recording(means.device):
+    if precision.recording(means.device):
         return torch.stack([coefs.get(name, 1.0) * mean for name, mean in zip(terms, means, strict=True)]).sum()
     if not means.isfinite().all():
         require_finite(dict(zip(terms, means.tolist(), strict=True)))

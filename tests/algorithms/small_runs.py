@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from gymnasium import spaces as gs
@@ -12,7 +14,7 @@ from tests.algorithms.policy.small_envs import Bandit
 GAMMA = 0.8
 
 
-def last(module, config, env, state=None):
+def last(module: Any, config: Any, env: Any, state: Any = None) -> Any:
     """The state that a run ends with."""
     *_, (_, _, state) = module.train(config, env, state)
     return state

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from foresight.errors import UserError
 from foresight.runtime.checkpoints import checkpoint
+from tests.algorithms.small_runs import last
 from tests.sabotage import Mutation, change
 
 
@@ -36,6 +39,33 @@ def restored(module: Any, state: Any, env: Any, forgotten: tuple[str, ...] = ())
         else:
             setattr(fresh, field.name, copy.deepcopy(held))
     return fresh
+
+
+@functools.cache
+def halfway_and_end(
+    module: Any, config: Any, make: Callable[[], Any], steps: int, at_halfway: Callable[[Any], object] | None = None
+) -> tuple[Any, Any]:
+    """The state that a run ends with, changed by `at_halfway`, and that of a copy of it after `steps` steps.
+
+    Made once: sabotages of `restored` leave both alone. Neither may be changed.
+    """
+    halfway = last(module, config, make())
+    if at_halfway is not None:
+        at_halfway(halfway)
+    return halfway, continued(module, copy.deepcopy(halfway), make(), steps)
+
+
+@functools.cache
+def stopped_and_whole(module: Any, config: Any, make: Callable[[], Any]) -> tuple[Any, Any]:
+    """The state where a run first yields, and that of a run to its end. Made once, as `halfway_and_end`."""
+    stopped = next(state for _, _, state in module.train(config, make()))
+    return stopped, last(module, config, make())
+
+
+def continued(module: Any, state: Any, env: Any, steps: int) -> Any:
+    """The state that a run of `steps` steps ends with, continued from `state`."""
+    state.config = dataclasses.replace(state.config, steps=steps)
+    return last(module, state.config, env, state)
 
 
 def forgets(name: str) -> Mutation:

@@ -20,7 +20,8 @@ EXCEPTIONS = {
         "nets/language/pretrained.py",
     ): "the cache of dequantized weights and the exported model are not run output",
     (rules.quiet, "nets/sequence/vla.py"): "the exported policy is not run output",
-    (rules.nameless, "nets/precision.py"): "asks a given device whether it multiplies bfloat16",
+    (rules.nameless, "nets/precision.py"): "asks a given device whether it multiplies bfloat16, or records a graph",
+    (rules.nameless, "training/graphs.py"): "records a graph on the device of its inputs, if it is one that can",
 }
 SOURCE_RULES = [
     rules.imports_down,

@@ -188,7 +188,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         generator=torch.Generator(device).manual_seed(config.seed),
         inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),
-        graph=graphs.Graph(config.graph),
+        graph=graphs.Graph(config.graph and config.sequence_model != "lstm"),  # its steps depend on where episodes end
     )
 
 

@@ -43,6 +43,7 @@ from foresight.nets.models.world_model import (
     reconstruction,
 )
 from foresight.nets.outputs import OneHots, one_hots
+from foresight.nets.precision import recording
 from foresight.nets.sequence.recurrent import Recurrent
 from foresight.nets.sequence.transformer import Cache, Transformer, TransformerConfig
 from foresight.ops import latent
@@ -359,7 +360,7 @@ def _dropout(net: SequenceModel, generator: torch.Generator) -> Iterator[None]:
         yield
         return
     device = generator.device
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if recording(device):
         net.train()
         yield
         net.eval()

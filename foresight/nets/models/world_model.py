@@ -30,7 +30,8 @@ from foresight.nets.resample import UpsampledConv
 from foresight.ops import transforms
 
 CONVS = "convs"  # the encoder of images that DreamerV3 has
-AT_ONCE = {"cpu": 256, "cuda": 2_304}  # images that are encoded or decoded together where memory is to be saved
+AT_ONCE = 256  # images that are encoded or decoded together where memory is to be saved
+AT_ONCE_ELSEWHERE = 2_304  # not on a CPU
 EPS = 1e-4  # of every RMSNorm, as in DreamerV3's code
 
 
@@ -357,10 +358,10 @@ def in_parts(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
     Chen et al. 2016 (arXiv:1604.06174). `run` treats rows alike: the values are the same, the gradients up to rounding.
     """
-    parts = x.split(AT_ONCE.get(x.device.type, 256))
+    parts = x.split(AT_ONCE if x.is_cpu else AT_ONCE_ELSEWHERE)
     if not torch.is_grad_enabled():
         return torch.cat([run(part) for part in parts])
-    return torch.cat([checkpoint(run, part, use_reentrant=False) for part in parts])
+    return torch.cat([checkpoint(run, part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 
 def recompute(model: nn.Module) -> None:
@@ -398,7 +399,7 @@ def compile_steps(model: nn.Module, device: str | torch.device) -> None:
     if torch.device(device).type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         raise UserError("compile needs a C++ compiler on a CPU: install g++, or leave out --compile.")
     model.backend = "inductor"  # type: ignore[assignment]  # a plain attribute
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type != "cpu":
         for part in model.modules():
             if isinstance(part, Images | ImageDecoder):
                 part.backend = "inductor"

@@ -19,7 +19,7 @@ from foresight.nets.sequence.vla_actor_critic import VLAActorCritic
 from foresight.training import offline
 from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, Touching, demonstrations, scene
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import forgets, restored, stopped_and_whole, weights
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 ENVS = {"Pointing": Pointing, "Touching": Touching}
@@ -44,8 +44,7 @@ def accuracy(state) -> float:
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("policy", "optimizer", "sampler")])
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     before = torch.random.get_rng_state()
-    whole = last(vla, CONFIG, Pointing())
-    stopped = next(state for _, _, state in vla.train(CONFIG, Pointing()))
+    stopped, whole = stopped_and_whole(vla, CONFIG, Pointing)
     resumed = last(vla, CONFIG, Pointing(), restored(vla, stopped, Pointing()))
     assert stopped.step == 50 and resumed.step == 60 and torch.equal(weights(resumed), weights(whole))
     assert torch.equal(resumed.policy.words.known, whole.policy.words.known) and whole.policy.words.known.sum() == 4

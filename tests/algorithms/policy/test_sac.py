@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from foresight.nets.critics import encode
 from tests.algorithms.policy.sac_runs import DISCRETE, SAC, aim
 from tests.algorithms.policy.small_envs import choice, sides
 from tests.algorithms.small_runs import bandit, last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
 from tests.sabotage import change, sabotaged_by, scaled
 
 CASES = [(sac, SAC, aim), (sac_discrete, DISCRETE, choice)]
@@ -39,10 +38,9 @@ def test_it_counts_steps_and_reports_its_metrics(module, config, make) -> None:
 
 @BOTH
 def test_equal_seeds_give_equal_runs_and_others_do_not(module, config, make) -> None:
+    before = torch.random.get_rng_state()
     runs = [weights(last(module, dataclasses.replace(config, seed=seed), make())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    before = torch.random.get_rng_state()
-    last(module, config, make())
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -64,14 +62,11 @@ def test_what_updates_draw_is_resumed_too() -> None:
 
 
 def _resumes(module, config, make) -> None:
-    halfway = last(module, config, make())
-    longer, ends = dataclasses.replace(config, steps=1_200), []
-    for state in (copy.deepcopy(halfway), restored(module, halfway, make())):
-        state.config = longer
-        ends.append(last(module, longer, make(), state))
-    assert ends[0].step == ends[1].step == 1200
-    assert torch.equal(weights(ends[0]), weights(ends[1]))
-    assert ends[0].episodes == ends[1].episodes
+    halfway, whole = halfway_and_end(module, config, make, 1200)
+    resumed = continued(module, restored(module, halfway, make()), make(), 1200)
+    assert whole.step == resumed.step == 1200
+    assert torch.equal(weights(whole), weights(resumed))
+    assert whole.episodes == resumed.episodes
 
 
 @sabotaged_by("foresight.nets.critics.Critics.frozen", lambda f: lambda *a: [-q for q in f(*a)])

@@ -14,7 +14,7 @@ from foresight.errors import UserError
 from foresight.training import offline
 from tests.algorithms.sequence.chain import ENV, SPACES, chain
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import forgets, restored, stopped_and_whole, weights
 from tests.sabotage import sabotaged_by
 
 CONFIG = dt.Config(steps=60, data=("d",), context=2, batch_size=16, dim=8, layers=1, lr_warmup=10)
@@ -29,12 +29,15 @@ def data(monkeypatch: pytest.MonkeyPatch) -> None:
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("net", "optimizer", "sampler")])
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     before = torch.random.get_rng_state()
-    whole = last(dt, CONFIG, ENV)
-    stopped = next(state for _, _, state in dt.train(CONFIG, ENV))
+    stopped, whole = stopped_and_whole(dt, CONFIG, _env)
     resumed = last(dt, CONFIG, ENV, restored(dt, stopped, ENV))
     assert stopped.step == 50 and resumed.step == 60 and torch.equal(weights(resumed), weights(whole))
     assert torch.equal(resumed.net.scale, whole.net.scale) and whole.net.best == 2
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def _env() -> Any:
+    return ENV
 
 
 @sabotaged_by("foresight.nets.sequence.decision.at_observations", lambda f: lambda x: x[:, 2::3])

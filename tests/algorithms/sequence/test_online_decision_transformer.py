@@ -18,7 +18,7 @@ from foresight.errors import UserError
 from foresight.training import offline
 from tests.algorithms.sequence.chain import SPACES, chain
 from tests.algorithms.small_runs import bandit, last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import forgets, restored, stopped_and_whole, weights
 from tests.sabotage import change, sabotaged_by
 
 CONFIG = odt.Config(
@@ -42,8 +42,7 @@ def data(monkeypatch: pytest.MonkeyPatch) -> None:
               *[forgets(x) for x in ("net", "optimizer", "log_alpha", "replay", "generator", "sampler")])  # fmt: skip
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     config = dataclasses.replace(CONFIG, alpha_learning_rate=0.1)
-    whole = last(odt, config, _env())
-    stopped = next(state for _, _, state in odt.train(config, _env()))
+    stopped, whole = stopped_and_whole(odt, config, _env)
     resumed = last(odt, config, _env(), restored(odt, stopped, _env()))
     assert stopped.step == 50 and resumed.step == 60 and torch.equal(weights(resumed), weights(whole))
     assert resumed.env_steps == whole.env_steps == 32 and torch.equal(resumed.replay.reward, whole.replay.reward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from foresight.nets.sequence.trajectory import Bins
 from foresight.training import offline
 from tests.algorithms.sequence.chain import ENV, SPACES, chain
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import forgets, restored, stopped_and_whole, weights
 from tests.sabotage import change, sabotaged_by
 
 CONFIG = tt.Config(
@@ -35,10 +36,13 @@ def data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("net", "optimizer", "sampler")])
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
-    whole = last(tt, CONFIG, ENV)
-    stopped = next(state for _, _, state in tt.train(CONFIG, ENV))
+    stopped, whole = stopped_and_whole(tt, CONFIG, _env)
     resumed = last(tt, CONFIG, ENV, restored(tt, stopped, ENV))
     assert stopped.step == 50 and resumed.step == 60 and torch.equal(weights(resumed), weights(whole))
+
+
+def _env() -> Any:
+    return ENV
 
 
 @sabotaged_by("foresight.nets.sequence.trajectory.Bins.encode", change("values", lambda x: x + 1))

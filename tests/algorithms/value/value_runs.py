@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import torch
 
 from foresight.algorithms.value import dqn, rainbow
-from tests.algorithms.small_runs import last
-from tests.algorithms.states import restored, weights
+from tests.algorithms.states import continued, halfway_and_end, restored, weights
 from tests.algorithms.value.small_envs import Chain
 
 DQN = dqn.Config(
@@ -23,13 +21,13 @@ RAINBOW = rainbow.Config(
 
 
 def resumes(module, config) -> None:
-    config, copies = dataclasses.replace(config, steps=1_600), []
     wild = {"epsilon_end": 0.5} if module is dqn else {"sigma": 3.0}  # so that it shows what is drawn
-    config = dataclasses.replace(config, **wild)
-    halfway = last(module, dataclasses.replace(config, steps=800), Chain(8))
-    for state in (copy.deepcopy(halfway), restored(module, halfway, Chain(8))):
-        state.config = config
-        copies.append(last(module, config, Chain(8), state))
-    assert copies[0].step == copies[1].step == 1600
-    assert torch.equal(weights(copies[0]), weights(copies[1]))
-    assert copies[0].episodes == copies[1].episodes
+    halfway, whole = halfway_and_end(module, dataclasses.replace(config, **wild), _chain, 1600)
+    resumed = continued(module, restored(module, halfway, Chain(8)), Chain(8), 1600)
+    assert whole.step == resumed.step == 1600
+    assert torch.equal(weights(whole), weights(resumed))
+    assert whole.episodes == resumed.episodes
+
+
+def _chain() -> Chain:
+    return Chain(8)

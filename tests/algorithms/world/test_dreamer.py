@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import gymnasium.spaces as gs
@@ -18,7 +17,7 @@ from foresight.nets.sequence.vit import ViT
 from foresight.runtime.monitoring.health import Health
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
 from tests.algorithms.world.world_runs import DREAMER, near, reward_of
 from tests.sabotage import change, flip_sign, sabotaged_by
 
@@ -34,10 +33,9 @@ def test_it_counts_steps_and_reports_its_metrics() -> None:
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+    before = torch.random.get_rng_state()
     runs = [weights(last(dreamer, dataclasses.replace(DREAMER, seed=seed), choice())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    before = torch.random.get_rng_state()
-    last(dreamer, DREAMER, choice())
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -49,15 +47,15 @@ FIELDS = (
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     config = dataclasses.replace(DREAMER, train_ratio=6.3)  # a fraction of an update is due where it stops
-    halfway = last(dreamer, config, near())
-    halfway.spread.estimate.fill_(2.0)  # above its minimum of 1, where it would not matter
-    longer, ends = dataclasses.replace(config, steps=320), []
-    for state in (copy.deepcopy(halfway), restored(dreamer, halfway, near())):
-        state.config = longer
-        ends.append(last(dreamer, longer, near(), state))
-    assert ends[0].step == ends[1].step == 320
-    assert torch.equal(weights(ends[0]), weights(ends[1]))
-    assert ends[0].episodes == ends[1].episodes
+    halfway, whole = halfway_and_end(dreamer, config, near, 320, _spread)
+    resumed = continued(dreamer, restored(dreamer, halfway, near()), near(), 320)
+    assert whole.step == resumed.step == 320
+    assert torch.equal(weights(whole), weights(resumed))
+    assert whole.episodes == resumed.episodes
+
+
+def _spread(state: dreamer.State) -> None:
+    state.spread.estimate.fill_(2.0)  # above its minimum of 1, where it would not matter
 
 
 def _late(found: Arrival) -> Arrival:

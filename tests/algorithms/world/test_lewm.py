@@ -14,7 +14,7 @@ from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.runtime.evaluation import returns
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import forgets, restored, stopped_and_whole, weights
 from tests.algorithms.world.line import LEWM, SPEED, draw, line
 from tests.sabotage import change, flip_sign, sabotaged_by
 
@@ -39,8 +39,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
 )
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     config = dataclasses.replace(LEWM, steps=90)
-    whole = last(lewm, config, line())
-    stopped = next(state for _, _, state in lewm.train(config, line()))
+    stopped, whole = stopped_and_whole(lewm, config, line)
     resumed = last(lewm, config, line(), restored(lewm, stopped, line()))
     assert resumed.step == whole.step == 90 and stopped.step == 50
     assert torch.equal(weights(resumed), weights(whole))

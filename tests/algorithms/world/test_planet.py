@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import gymnasium.spaces as gs
@@ -14,7 +13,7 @@ from foresight.algorithms.world import planet
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
 from tests.algorithms.world.integrator import Integrator
 from tests.algorithms.world.world_runs import near, reward_of
 from tests.sabotage import change, sabotaged_by
@@ -40,16 +39,13 @@ FIELDS = ("model", "optimizer", "replay", "generator", "sampler", "rounds")
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     env = Integrator()
-    halfway, ends = last(planet, SMALL, env), []
-    longer = dataclasses.replace(SMALL, steps=288)
-    for state in (copy.deepcopy(halfway), restored(planet, halfway, env)):
-        state.config = longer
-        ends.append(last(planet, longer, env, state))
-    assert ends[0].step == ends[1].step == 288
-    assert torch.equal(weights(ends[0]), weights(ends[1]))
-    assert ends[0].episodes == ends[1].episodes
-    whole = last(planet, longer, env)
-    assert torch.equal(weights(whole), weights(ends[0]))
+    halfway, end = halfway_and_end(planet, SMALL, Integrator, 288)
+    resumed = continued(planet, restored(planet, halfway, env), env, 288)
+    assert end.step == resumed.step == 288
+    assert torch.equal(weights(end), weights(resumed))
+    assert end.episodes == resumed.episodes
+    whole = last(planet, dataclasses.replace(SMALL, steps=288), env)
+    assert torch.equal(weights(whole), weights(end))
 
 
 @sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))

@@ -25,7 +25,7 @@ from foresight.nets.models.world_model import TwoHotMLP, obs_model
 from foresight.training import imagination
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
 from tests.algorithms.world.world_runs import DREAMER, near, reward_of
 from tests.kept import kept
 from tests.sabotage import change, flip_sign, sabotaged_by
@@ -50,10 +50,9 @@ def test_it_counts_steps_and_reports_its_metrics() -> None:
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+    before = torch.random.get_rng_state()
     runs = [weights(last(storm, dataclasses.replace(CONFIG, seed=seed), choice())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    before = torch.random.get_rng_state()
-    last(storm, CONFIG, choice())
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -66,16 +65,16 @@ FIELDS = (
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     config = dataclasses.replace(CONFIG, train_every=45, contrastive_coef=1.0)  # steps are due where it stops
-    halfway = last(storm, config, near())
+    halfway, whole = halfway_and_end(storm, config, near, 320, _spread)
     assert halfway.due
-    halfway.spread.estimate.fill_(2.0)  # above its minimum of 1, where it would not matter
-    longer, ends = dataclasses.replace(config, steps=320), []
-    for state in (copy.deepcopy(halfway), restored(storm, halfway, near())):
-        state.config = longer
-        ends.append(last(storm, longer, near(), state))
-    assert ends[0].step == ends[1].step == 320
-    assert torch.equal(weights(ends[0]), weights(ends[1]))
-    assert ends[0].episodes == ends[1].episodes
+    resumed = continued(storm, restored(storm, halfway, near()), near(), 320)
+    assert whole.step == resumed.step == 320
+    assert torch.equal(weights(whole), weights(resumed))
+    assert whole.episodes == resumed.episodes
+
+
+def _spread(state: Any) -> None:
+    state.spread.estimate.fill_(2.0)  # above its minimum of 1, where it would not matter
 
 
 def _late(found: Arrival) -> Arrival:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -17,7 +16,7 @@ from foresight.errors import UserError
 from tests.algorithms.policy.sac_runs import aim
 from tests.algorithms.policy.small_envs import choice
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 SMALL = tdmpc2.Config(
@@ -75,10 +74,9 @@ def test_it_counts_steps_and_updates_and_reports_its_metrics() -> None:
 
 @pytest.mark.parametrize("make", [aim, Steer])
 def test_equal_seeds_give_equal_runs_and_others_do_not(make) -> None:
+    before = torch.random.get_rng_state()
     runs = [weights(last(tdmpc2, dataclasses.replace(SMALL, seed=seed), make())) for seed in (3, 3, 4)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    before = torch.random.get_rng_state()
-    last(tdmpc2, SMALL, make())
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -90,15 +88,15 @@ FIELDS = (
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
-    halfway = last(tdmpc2, SMALL, aim())
-    halfway.spread.estimate.fill_(5.0)  # that of a longer run
-    longer, ends = dataclasses.replace(SMALL, steps=240), []
-    for state in (copy.deepcopy(halfway), restored(tdmpc2, halfway, aim())):
-        state.config = longer
-        ends.append(last(tdmpc2, longer, aim(), state))
-    assert ends[0].step == ends[1].step == 240
-    assert torch.equal(weights(ends[0]), weights(ends[1]))
-    assert ends[0].episodes == ends[1].episodes
+    halfway, whole = halfway_and_end(tdmpc2, SMALL, aim, 240, _spread)
+    resumed = continued(tdmpc2, restored(tdmpc2, halfway, aim()), aim(), 240)
+    assert whole.step == resumed.step == 240
+    assert torch.equal(weights(whole), weights(resumed))
+    assert whole.episodes == resumed.episodes
+
+
+def _spread(state: tdmpc2.State) -> None:
+    state.spread.estimate.fill_(5.0)  # that of a longer run
 
 
 def _returns(state, env) -> float:

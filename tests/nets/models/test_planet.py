@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 from gymnasium import spaces as gs
@@ -185,6 +188,19 @@ def test_a_step_of_the_model_is_a_step_of_imagination() -> None:
 @sabotaged_by("foresight.nets.models.planet.GaussianRSSM.rewards", change("actions", lambda x: 1 - x))
 def test_it_learns_the_reward_of_a_known_process() -> None:
     """Of every state and action of the chain, from the first observation and what the model makes of the next ones."""
+    model, generator = _of_chain(arrivals), torch.Generator().manual_seed(1)
+    first, nothing = torch.tensor([1.0, -1.0, -1.0]).expand(2, 1, 3), torch.zeros(2, 1, 2)
+    with torch.no_grad():
+        found = model.observe(model.initial(2), first, nothing, nothing[..., 0], generator)
+        state = {"deter": found["deter"][:, 0], "stoch": found["mean"][:, 0]}
+        predicted = model.rewards(state, torch.eye(2).unsqueeze(1).expand(-1, 3, -1))
+    truth = torch.tensor([[1.0, 0.0, -1.0]]) * torch.tensor([[1.0], [2.0]])
+    torch.testing.assert_close(predicted, truth, atol=0.15, rtol=0)
+
+
+@functools.cache
+def _of_chain(arrivals: Callable[[Trajectory], Arrival]) -> GaussianRSSM:
+    """A model of the chain; `arrivals` are an argument so that mutants of it have models of their own."""
     model, generator = _model(free_nats=0.1), torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
     batch = test_storm.chain(384, 0).map(lambda x: x.view(64, 6, *x.shape[2:]))
@@ -194,13 +210,7 @@ def test_it_learns_the_reward_of_a_known_process() -> None:
         (10 * terms["reward"].mean() + terms["reconstruction"].mean() + terms["divergence"].mean()).backward()
         optimizer.param_groups[0]["lr"] = 2e-2 if step < 112 else 4e-3
         optimizer.step()
-    first, nothing = torch.tensor([1.0, -1.0, -1.0]).expand(2, 1, 3), torch.zeros(2, 1, 2)
-    with torch.no_grad():
-        found = model.observe(model.initial(2), first, nothing, nothing[..., 0], generator)
-        state = {"deter": found["deter"][:, 0], "stoch": found["mean"][:, 0]}
-        predicted = model.rewards(state, torch.eye(2).unsqueeze(1).expand(-1, 3, -1))
-    truth = torch.tensor([[1.0, 0.0, -1.0]]) * torch.tensor([[1.0], [2.0]])
-    torch.testing.assert_close(predicted, truth, atol=0.15, rtol=0)
+    return model
 
 
 def test_only_some_rows_are_reconstructed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from gymnasium import spaces as gs
 from torch import Tensor
 
-from foresight.data.sequences import arrivals
+from foresight.data.sequences import Arrival, arrivals
 from foresight.data.trajectory import Trajectory
 from foresight.nets.models.storm import STORM, CausalTransformer, RecurrentSequence
 from foresight.nets.models.world_model import obs_model
@@ -289,6 +290,23 @@ def chain(rows: int, seed: int) -> Trajectory:
 @sabotaged_by("foresight.nets.models.storm.STORM.carry", change("action", lambda a: 1 - a))
 @BOTH
 def test_it_learns_reward_and_continuation_of_a_known_process(kind: str) -> None:
+    model = _of_chain(kind, arrivals)
+    shown, none = 2 * torch.eye(3) - 1, torch.zeros(2, 1)
+    with torch.no_grad():
+        carry = model.initial(2)
+        for state in range(3):
+            seen = model.observe(carry, shown[state].expand(2, 1, 3), none.unsqueeze(-1).expand(2, 1, 2), none, None)
+            carry = model.carry({name: x[:, 0] for name, x in seen.items()}, torch.eye(2))
+            after = model.observe(carry, shown[0].expand(2, 1, 3), none.unsqueeze(-1).expand(2, 1, 2), none, None)
+            reward = model.reward(after["deter"]).mean()[:, 0]
+            torch.testing.assert_close(reward, (1.0 - state) * torch.tensor([1.0, 2.0]), atol=0.15, rtol=0)
+            continued = model.continues(after["deter"]).sigmoid().flatten()
+            torch.testing.assert_close(continued, torch.full((2,), 0.45 if state == 2 else 0.9), atol=0.1, rtol=0)
+
+
+@functools.cache
+def _of_chain(kind: str, arrivals: Callable[[Trajectory], Arrival]) -> STORM:
+    """A model of the chain; `arrivals` are an argument so that mutants of it have models of their own."""
     model, generator = _model(kind, scale=1.0, layers=1), torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     whole = chain(1024, 0)
@@ -303,17 +321,7 @@ def test_it_learns_reward_and_continuation_of_a_known_process(kind: str) -> None
         loss.backward()
         optimizer.param_groups[0]["lr"] = 1e-2 if step < 180 else 2e-3
         optimizer.step()
-    shown, none = 2 * torch.eye(3) - 1, torch.zeros(2, 1)
-    with torch.no_grad():
-        carry = model.initial(2)
-        for state in range(3):
-            seen = model.observe(carry, shown[state].expand(2, 1, 3), none.unsqueeze(-1).expand(2, 1, 2), none, None)
-            carry = model.carry({name: x[:, 0] for name, x in seen.items()}, torch.eye(2))
-            after = model.observe(carry, shown[0].expand(2, 1, 3), none.unsqueeze(-1).expand(2, 1, 2), none, None)
-            reward = model.reward(after["deter"]).mean()[:, 0]
-            torch.testing.assert_close(reward, (1.0 - state) * torch.tensor([1.0, 2.0]), atol=0.15, rtol=0)
-            continued = model.continues(after["deter"]).sigmoid().flatten()
-            torch.testing.assert_close(continued, torch.full((2,), 0.45 if state == 2 else 0.9), atol=0.1, rtol=0)
+    return model
 
 
 def _late(found):

@@ -100,7 +100,7 @@ def test_without_gradient_few_images_at_a_time_give_the_same_features(monkeypatc
     assert expected.requires_grad
     sizes, encoded = [], Images._encoded
     monkeypatch.setattr(Images, "_encoded", lambda self, x: sizes.append(len(x)) or encoded(self, x))
-    monkeypatch.setattr(world_model, "AT_ONCE", {"cpu": 4})
+    monkeypatch.setattr(world_model, "AT_ONCE", 4)
     with torch.no_grad():
         torch.testing.assert_close(model(images), expected)
     assert sizes == [4, 4, 2]
@@ -110,7 +110,7 @@ def test_without_gradient_few_images_at_a_time_give_the_same_features(monkeypatc
 @sabotaged_by("foresight.nets.models.world_model.checkpoint", returns(lambda x: x.detach().lerp(x, 0.5)))
 @pytest.mark.parametrize("patch", [1, 8])
 def test_recomputed_images_have_the_same_values_and_gradients(patch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_model, "AT_ONCE", {"cpu": 4})  # the last part is smaller
+    monkeypatch.setattr(world_model, "AT_ONCE", 4)  # the last part is smaller
     torch.manual_seed(0)
     encoder = Images(SPACE, 2, patch)
     model = torch.nn.ModuleList([encoder, encoder.decoder(encoder.size)])
