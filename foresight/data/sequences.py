@@ -66,7 +66,9 @@ class Sequences:
     def __init__(
         self, capacity: int, streams: int, on_disk: bool = False, device: str | torch.device | None = None
     ) -> None:
-        """Raises UserError if there is not one row for each stream."""
+        """Raises UserError if there is not one row for each stream, and for rows on disk and on a device at once."""
+        if on_disk and device is not None:
+            raise UserError("The replay is on disk, so it cannot be on the device, too: add --no-replay-on-disk.")
         self.streams = [Replay(capacity // streams, device) for _ in range(streams)]
         self.on_disk = on_disk
         self.chunks: list[Chunk] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foresight.data.replay import Replay
 from foresight.data.sequences import Sequences, arrivals
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
@@ -108,3 +109,16 @@ def test_it_is_restored_exactly_and_refuses_another_size() -> None:
         Sequences(40, 1).load_state_dict(replay.state_dict())
     with pytest.raises(UserError, match="sequences of 30 rows: 25 are stored"):
         replay.sample(1, 30, torch.Generator())
+
+
+def test_rows_are_kept_on_the_device_that_is_asked_for() -> None:
+    replay = Sequences(20, 1, device="meta")  # a device whose tensors have no values
+    assert replay.streams[0].device == "meta"
+    with pytest.raises(UserError, match=r"on disk, so it cannot be on the device, too: add --no-replay-on-disk"):
+        Sequences(20, 1, on_disk=True, device="cpu")
+
+
+@sabotaged_by("foresight.data.replay.Replay._room", lambda f: lambda self, like: f(Replay(self.capacity), like))
+def test_memory_is_allocated_on_the_device() -> None:
+    replay = Replay(4, "meta")
+    assert replay._room(torch.zeros(1, 1, 3)).device.type == "meta"
