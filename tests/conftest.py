@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable
+
+# What collecting 8,000 tests makes is there to stay: the collector would walk over it again and again.
+gc.disable()
 
 # Before anything imports them: no test may reach for a hub, and many small tensors are faster on one thread.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -40,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that no worker is left with one while the others have nothing to do."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """From here on the collector looks at what tests make, not at the tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
