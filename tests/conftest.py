@@ -8,9 +8,6 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-# What collecting 8,000 tests makes is there to stay: the collector would walk over it again and again.
-gc.disable()
-
 # Before anything imports them: no test may reach for a hub, and many small tensors are faster on one thread.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -23,6 +20,8 @@ import torch
 
 from foresight.nets.language import architecture
 
+# What collecting 8,000 tests makes is there to stay: the collector would walk over it again and again.
+gc.disable()
 torch.set_num_threads(1)  # here too: what a module's fixtures make comes before `_same_conditions`
 
 # A sabotaged test fails by design, so shrinking its examples would be most of the work.
