@@ -68,6 +68,14 @@ def continued(module: Any, state: Any, env: Any, steps: int) -> Any:
     return last(module, state.config, env, state)
 
 
+def assert_seeds_decide(module: Any, config: Any, make: Callable[[], Any]) -> None:
+    """Equal seeds give equal runs, others do not, and the caller's generator is left alone."""
+    before = torch.random.get_rng_state()
+    runs = [weights(last(module, dataclasses.replace(config, seed=seed), make())) for seed in (3, 3, 4)]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
 def forgets(name: str) -> Mutation:
     """A sabotage of `restored`: it leaves the field `name` out."""
     return change("forgotten", lambda _: (name,), label="forgets_" + name)

@@ -19,7 +19,7 @@ from foresight.nets.critics import encode
 from tests.algorithms.policy.sac_runs import DISCRETE, SAC, aim
 from tests.algorithms.policy.small_envs import choice, sides
 from tests.algorithms.small_runs import bandit, last
-from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
+from tests.algorithms.states import assert_seeds_decide, continued, forgets, halfway_and_end, restored, weights
 from tests.sabotage import change, sabotaged_by, scaled
 
 CASES = [(sac, SAC, aim), (sac_discrete, DISCRETE, choice)]
@@ -38,10 +38,7 @@ def test_it_counts_steps_and_reports_its_metrics(module, config, make) -> None:
 
 @BOTH
 def test_equal_seeds_give_equal_runs_and_others_do_not(module, config, make) -> None:
-    before = torch.random.get_rng_state()
-    runs = [weights(last(module, dataclasses.replace(config, seed=seed), make())) for seed in (3, 3, 4)]
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    assert torch.equal(before, torch.random.get_rng_state())
+    assert_seeds_decide(module, config, make)
 
 
 FIELDS = (

@@ -17,7 +17,7 @@ from foresight.errors import UserError
 from foresight.ops import fused, value
 from tests.algorithms.policy.small_envs import Clock, choice, hidden_choice, sides
 from tests.algorithms.small_runs import GAMMA, last, time_limit_ends
-from tests.algorithms.states import forgets, weights
+from tests.algorithms.states import assert_seeds_decide, forgets
 from tests.algorithms.value.small_envs import Chain
 from tests.algorithms.value.value_runs import DQN, RAINBOW, resumes
 from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
@@ -39,10 +39,7 @@ def test_it_counts_steps_and_reports_its_metrics(module, config) -> None:
 
 @BOTH
 def test_equal_seeds_give_equal_runs_and_others_do_not(module, config) -> None:
-    before = torch.random.get_rng_state()
-    runs = [weights(last(module, dataclasses.replace(config, seed=seed), choice())) for seed in (3, 3, 4)]
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    assert torch.equal(before, torch.random.get_rng_state())  # the caller's generator is left alone
+    assert_seeds_decide(module, config, choice)
 
 
 @sabotaged_by(

@@ -17,7 +17,7 @@ from foresight.nets.sequence.vit import ViT
 from foresight.runtime.monitoring.health import Health
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
+from tests.algorithms.states import assert_seeds_decide, continued, forgets, halfway_and_end, restored, weights
 from tests.algorithms.world.world_runs import DREAMER, near, reward_of
 from tests.sabotage import change, flip_sign, sabotaged_by
 
@@ -33,10 +33,7 @@ def test_it_counts_steps_and_reports_its_metrics() -> None:
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
-    before = torch.random.get_rng_state()
-    runs = [weights(last(dreamer, dataclasses.replace(DREAMER, seed=seed), choice())) for seed in (3, 3, 4)]
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    assert torch.equal(before, torch.random.get_rng_state())
+    assert_seeds_decide(dreamer, DREAMER, choice)
 
 
 FIELDS = (

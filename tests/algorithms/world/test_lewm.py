@@ -14,7 +14,7 @@ from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.runtime.evaluation import returns
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, stopped_and_whole, weights
+from tests.algorithms.states import assert_seeds_decide, forgets, restored, stopped_and_whole, weights
 from tests.algorithms.world.line import LEWM, SPEED, draw, line
 from tests.sabotage import change, flip_sign, sabotaged_by
 
@@ -28,10 +28,7 @@ def test_it_counts_updates_and_reports_its_metrics() -> None:
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
     config = dataclasses.replace(LEWM, steps=10)
-    before = torch.random.get_rng_state()
-    runs = [weights(last(lewm, dataclasses.replace(config, seed=seed), line())) for seed in (3, 3, 4)]
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    assert torch.equal(before, torch.random.get_rng_state())
+    assert_seeds_decide(lewm, config, line)
 
 
 @sabotaged_by(

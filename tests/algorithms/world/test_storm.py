@@ -25,7 +25,7 @@ from foresight.nets.models.world_model import TwoHotMLP, obs_model
 from foresight.training import imagination
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
+from tests.algorithms.states import assert_seeds_decide, continued, forgets, halfway_and_end, restored, weights
 from tests.algorithms.world.world_runs import DREAMER, near, reward_of
 from tests.kept import kept
 from tests.sabotage import change, flip_sign, sabotaged_by
@@ -50,10 +50,7 @@ def test_it_counts_steps_and_reports_its_metrics() -> None:
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
-    before = torch.random.get_rng_state()
-    runs = [weights(last(storm, dataclasses.replace(CONFIG, seed=seed), choice())) for seed in (3, 3, 4)]
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-    assert torch.equal(before, torch.random.get_rng_state())
+    assert_seeds_decide(storm, CONFIG, choice)
 
 
 FIELDS = (
