@@ -2,8 +2,8 @@
 
 Matrices are stored as `f16`, as `bf16`, or in blocks of 32 weights with one scale each: `q8_0` (8.5 bits a weight) or
 `q4_0` (4.5 bits). With `q4_0` the embeddings, which are also the output, keep `q8_0`: their rounding moves every logit.
-Vectors (norms) stay float32. Names and metadata are those of llama.cpp, whose rotary embedding pairs neighboring rows: rows of
-the query and key matrices are interleaved, and `pretrained.load` (transformers) puts them back.
+Vectors (norms) stay float32. Names and metadata are those of llama.cpp, whose rotary embedding pairs neighboring rows:
+rows of the query and key matrices are interleaved, and `pretrained.load` (transformers) puts them back.
 """
 
 from __future__ import annotations
