@@ -52,6 +52,8 @@ def _has_flag(flag: str) -> bool:
 
 def compiled(*tensors: Tensor) -> bool:
     """Whether compiled loops can stand in for torch: all are float32 on a CPU, and nothing asks for less precision."""
-    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():  # numba code cannot be traced
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return False
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # torch's; numba code cannot be traced
         return False
     return all(x.is_cpu and x.dtype == torch.float32 for x in tensors)

@@ -73,7 +73,7 @@ def export(
     The default is `policy.pt` or `policy.onnx` in the run, or the folder `merged`, `adapter` or `gguf`, with a file for
     each of `quantize`: "f16", "bf16", "q8_0" or "q4_0". A TorchScript file contains a description of its inputs and
     outputs, `policy.json`; an ONNX file names them. Raises UserError for an unknown format or one that the run does not
-    support, and if packages are missing.
+    support, such as a policy that plans with random candidates, and if packages are missing.
     """
     if kind not in FORMATS:
         raise errors.unknown("format", kind, FORMATS)
@@ -87,7 +87,11 @@ def export(
             raise UserError(f"{path} is a run on '{agent.settings.env}', whose policy cannot be exported as {kind}.")
         file = Path(out) if out is not None else Path(path) / f"policy{SUFFIXES[kind]}"
         policy, inputs, names = prepare(agent)
-        write(policy, inputs, names, file, kind)
+        if not write(policy, inputs, names, file, kind):
+            raise UserError(
+                f"{path} is a run of {agent.settings.algorithm}, whose actions are no function of tensors alone (plans "
+                f"are none): a file cannot hold its policy. Act with it in Python: foresight.load({str(path)!r})"
+            )
     finally:
         agent.close()
     return file
@@ -192,23 +196,45 @@ def prepare(agent: Agent) -> tuple[Exported, tuple[Tensor, ...], dict[str, list[
     return policy, (*leaves(obs), *leaves(carry)), names
 
 
-def write(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[str]], file: Path, kind: str) -> None:
-    """Trace `policy` and write it. Raises UserError if the file cannot be written or a package is missing."""
+def write(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[str]], file: Path, kind: str) -> bool:
+    """Trace `policy` and write it, and return True; False where its trace is not the policy, and nothing is written.
+
+    Raises UserError if the file cannot be written or a package is missing.
+    """
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # tracing warns of constants, which are intended
         stack.enter_context(_plain(policy))
+        traced = _traced(policy, inputs)
+        if traced is None:
+            return False
         try:
             if kind == "torchscript":
                 described = {"policy.json": json.dumps({**names, "shapes": [list(x.shape[1:]) for x in inputs]})}
                 buffer = io.BytesIO()
-                torch.jit.save(torch.jit.trace(policy, inputs, check_trace=False), buffer, _extra_files=described)
+                torch.jit.save(traced, buffer, _extra_files=described)
                 file.write_bytes(buffer.getvalue())
             else:
                 _onnx(policy, inputs, names, file)
         except OSError as error:
             raise UserError(f"Cannot write {file}: {error.strerror or error}. Choose another --out.") from error
+    return True
+
+
+def _traced(policy: Exported, inputs: tuple[Tensor, ...]) -> Any:
+    """The trace of `policy`, or None where it does not act as the policy in three envs instead of two, and later."""
+    try:
+        traced = torch.jit.trace(policy, inputs, check_trace=False)
+        now = tuple(torch.cat([x, x[:1]]) for x in inputs)
+        for _ in range(2):
+            expected, found = policy(*now), traced(*now)
+            if not all(torch.allclose(a, b, 1e-4, 1e-5) for a, b in zip(expected, found, strict=True)):
+                return None
+            now = (*now[: len(now) - len(expected) + 1], *expected[1:])
+    except (RuntimeError, IndexError):
+        return None
+    return traced
 
 
 def _onnx(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[str]], file: Path) -> None:

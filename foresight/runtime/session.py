@@ -168,7 +168,7 @@ class Session:
 
     def _consume(self, steps: Steps, state: State, evaluation_env: Environment, interruption: Interruption) -> State:
         assert self.log is not None
-        health = Health()
+        health = Health(settings=self.settings)
         first = int(getattr(state, "step", 0))
         count = ended.finished(state)
         began = time.monotonic()

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from gymnasium import spaces as gs
 from gymnasium.vector.utils import batch_space
 
 from foresight.algorithms.policy import ppo
+from foresight.algorithms.world import dreamer
+from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.runtime import export as exporting
 from foresight.runtime import run
@@ -62,7 +65,7 @@ def _agrees(path: Path, file: Path, call) -> None:
         over = torch.tensor([step == 4, False, step == 7, False, True])
         carry = [x.masked_fill(over.view(-1, *[1] * (x.dim() - 1)), 0) for x in carry]
         if held is not None:
-            held = ppo.reset_carry(held, over.float())
+            held = agent.module.reset_carry(held, over.float())
     assert names["inputs"][0].startswith("obs") and names["outputs"][0] == "action"
     agent.close()
 
@@ -91,6 +94,32 @@ def test_onnx_gives_the_same_outputs(kind: str, tmp_path: Path):
         return [torch.from_numpy(x) for x in session.run(None, fed)]
 
     _agrees(path, tmp_path / "policy.onnx", call)
+
+
+def test_a_world_model_acts_from_a_file(tmp_path: Path):
+    spaces = Spaces(gs.Box(-1, 1, (3,)), gs.Discrete(2))
+    state = dreamer.build(dreamer.Config(deter=16, hidden=8, blocks=2, units=8, replay_size=100), spaces)
+    obs, generator = torch.randn(5, 3), torch.Generator().manual_seed(0)
+    _, _, held = dreamer.act(state, obs[:2])
+    policy = exporting.Exported(dreamer, state, obs[:2], held).eval()
+    assert exporting.write(policy, (obs[:2], *exporting.leaves(held)), {}, tmp_path / "policy.pt", "torchscript")
+    loaded, held = torch.jit.load(tmp_path / "policy.pt"), state.model.initial(5)
+    for _ in range(4):
+        action, *after = loaded(obs, *exporting.leaves(held))
+        expected, _, held = dreamer.act(state, obs, held)
+        assert torch.equal(action, expected)
+        for mine, theirs in zip(after, exporting.leaves(held), strict=True):
+            torch.testing.assert_close(mine, theirs)
+        obs = torch.randn(5, 3, generator=generator)
+
+
+def test_what_a_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = _trained(tmp_path / "run", "CartPole-v1")
+    for act in (lambda obs: torch.rand(obs.shape[0]), lambda obs: torch.zeros(len(obs))):  # random; always two
+        monkeypatch.setattr(ppo, "act", lambda state, obs, carry=None, explore=False, act=act: (act(obs), {}, None))
+        with pytest.raises(UserError, match="a file cannot hold its policy"):
+            exporting.export(path)
+    assert not (path / "policy.pt").exists()
 
 
 def test_mistakes_are_named(tmp_path: Path):

@@ -235,9 +235,9 @@ class RSSM(nn.Module):
     def _advance(self, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor:
         """h after the step: a GRU in blocks, each of which sees its part of h, and z and the action whole."""
         shared = torch.cat([self.from_deter(deter), self.from_stoch(stoch), action], -1).unsqueeze(1)
-        parts = torch.cat([deter.view(len(deter), self.blocks, -1), shared.expand(-1, self.blocks, -1)], -1)
+        parts = torch.cat([deter.unflatten(1, (self.blocks, -1)), shared.expand(-1, self.blocks, -1)], -1)
         mixed = functional.silu(self.mix_norm(self.mix(parts).flatten(1)))
-        gates = self.gates(mixed.view(len(deter), self.blocks, -1)).float()  # so h is, whatever multiplies
+        gates = self.gates(mixed.unflatten(1, (self.blocks, -1))).float()  # so h is, whatever multiplies
         reset, candidate, update = (gate.flatten(1) for gate in gates.chunk(3, -1))
         update = torch.sigmoid(update - 1)  # biased towards keeping the state
         return torch.lerp(deter, torch.tanh(torch.sigmoid(reset) * candidate), update)

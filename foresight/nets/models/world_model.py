@@ -434,8 +434,8 @@ def require_supported(space: gs.Space[Any]) -> None:
         if (name and image) or (dims > 1 and not image and not encoders.is_symbolic(part)):
             raise UserError(
                 f"World models read one image (bytes, one or more channels) or numbers in one dim, not {part}"
-                f"{f' in a Dict, as {name}' if name else ''}. Wrap the environment so that it gives one of them"
-                f"{', for example only the image' if image else ', for example with --env-options flatten=true'}."
+                f"{f' in a Dict, as {name}' if name else ''}. Wrap the environment so that it gives one of them, for "
+                f"example with {'gymnasium.wrappers.FilterObservation' if image else '--env-options flatten=true'}."
             )
 
 

@@ -96,14 +96,16 @@ def film(runs: Sequence[str], depth: int, out: str | Path) -> dict[str, dict[str
     """
     if len(runs) != 1:
         raise UserError(f"A video shows the predictions of one run, not of {len(runs)}. Name one, or use --out x.png.")
-    found = _open_loop(runs[0], depth)
+    found = _open_loop(runs[0], depth, filmed=True)
     record.write(out, open_loop.frames(found), open_loop.FPS)
     return {runs[0]: found.errors()}
 
 
-def _open_loop(path: str, horizon: int) -> open_loop.OpenLoop:
+def _open_loop(path: str, horizon: int, filmed: bool = False) -> open_loop.OpenLoop:
     agent = run.load(path)
     try:
+        if filmed:
+            open_loop.require_images(agent)
         return open_loop.measure(agent, horizon)
     finally:
         agent.close()

@@ -100,12 +100,14 @@ class OpenLoop:
 def measure(agent: Agent, horizon: int, count: int = 64) -> OpenLoop:
     """At least `count` open-loop predictions over `horizon` steps, in environments that the agent was not trained on.
 
-    The agent acts as in evaluation. A step of a model of blocks of actions is a block. Raises UserError for a run
-    without a world model, and for a horizon below 1.
+    The agent acts as in evaluation. A step of a model of blocks of actions is a block; as each is planned, there is one
+    prediction in each environment. Raises UserError for a run without a world model, and for a horizon below 1.
     """
     if horizon < 1:
         raise UserError(f"The number of model steps must be at least 1, not {horizon}.")
     imagined.require_model(agent)
+    if getattr(agent.state.model, "block", None) is not None:
+        count = control.EVALUATION_ENVS
     settings = dataclasses.replace(agent.settings, episodes=control.EVALUATION_ENVS)
     env = environments.evaluation(settings, agent.env)
     try:
@@ -202,6 +204,16 @@ def _blocks(rows: Trajectory, block: int) -> Trajectory:
     return first.replace(reward=reward.sum(-1), discount=discount.prod(-1), cut=cut.amax(-1))
 
 
+def require_images(agent: Agent) -> None:
+    """Raises UserError unless the agent has a world model that predicts images."""
+    imagined.require_model(agent)
+    model = agent.state.model
+    if not (decodes(model) and isinstance(getattr(model, "obs", None), Images)):
+        raise UserError(
+            "Only predicted images make a video. Draw predicted numbers with: foresight plot RUN --model 50 --out x.png"
+        )
+
+
 def truth(model: Any, obs: Tree) -> Tensor:
     """Observations `[B, T, ...]` as the model decodes them: images `[B, T, C, H, W]` or vectors `[B, T, D]`."""
     if isinstance(getattr(model, "obs", None), Images):
@@ -215,13 +227,9 @@ def truth(model: Any, obs: Tree) -> Tensor:
 def frames(found: OpenLoop) -> Iterator[Frame]:
     """A video of the first sequences side by side: rows truth, prediction and error, one frame a step.
 
-    Frames of the context have a green border, imagined ones an orange one. Raises UserError unless the model predicts
-    images.
+    Frames of the context have a green border, imagined ones an orange one. The model must predict images.
     """
-    if not found.images or found.prediction is None or found.truth is None:
-        raise UserError(
-            "Only predicted images make a video. Draw predicted numbers with: foresight plot RUN --model 50 --out x.png"
-        )
+    assert found.images and found.prediction is not None and found.truth is not None
     order = found.valid.sum(1).argsort(descending=True, stable=True)[:SHOWN]  # the longest
     true, predicted = (_rgb(x[order]) for x in (found.truth, found.prediction))
     error = (predicted.int() - true.int()).abs().to(torch.uint8)

@@ -42,6 +42,7 @@ def _resolve_name(name: str, entry: Entry) -> tuple[str | None, str]:
         return None, name
     from foresight.envs.games.game import TITLES
     from foresight.envs.text.make import TASKS
+    from foresight.envs.tools.make import ENVS
     from foresight.runtime import catalog
 
     if not entry.games and folded in TITLES:
@@ -49,7 +50,7 @@ def _resolve_name(name: str, entry: Entry) -> tuple[str | None, str]:
         raise UserError(
             f"{TITLES[folded]} is a two-player game, which {entry.name} does not play: {', '.join(others)} do."
         )
-    if name in TASKS:
+    if name in TASKS or name in ENVS:
         others = [one.name for one in catalog.algorithms().values() if one.kind == "text"]
         raise UserError(f"{name} is a text task, which {entry.name} does not read: {', '.join(others)} do.")
     if not entry.games:

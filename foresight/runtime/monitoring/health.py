@@ -10,6 +10,12 @@ from typing import Any
 from foresight.runtime import catalog
 from foresight.runtime.config.settings import Settings
 
+ENDLESS = 10_000  # steps of every environment, without an end of an episode
+NO_END = (
+    f"no episode has ended in {ENDLESS:,} steps of every environment, so there are no returns, and an evaluation will "
+    "be long: give the environment a time limit, for example --env-options time_limit=1000"
+)
+
 Message = str | None
 Test = Callable[[float, Mapping[str, float]], Message]
 
@@ -29,17 +35,23 @@ class Rule:
 class Health:
     """Checks the metrics of a run against rules, and warns once per problem.
 
-    A rule warns again only after its condition has cleared and returned.
+    A rule warns again only after its condition has cleared and returned. With the `settings` of a run, it also warns
+    where no episode ends.
     """
 
-    def __init__(self, rules: tuple[Rule, ...] | None = None) -> None:
+    def __init__(self, rules: tuple[Rule, ...] | None = None, settings: Settings | None = None) -> None:
         self._rules = RULES if rules is None else rules
         self._streak = [0] * len(self._rules)
+        self._endless = math.inf if settings is None else _endless(settings)
 
     def check(self, step: int, metrics: Mapping[str, object]) -> list[str]:
         """The new warnings at `step`. Metrics that are absent or NaN change nothing."""
         values = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
         warnings = []
+        if step >= self._endless or "return" in metrics:
+            if "return" not in metrics:
+                warnings.append(f"step {step:,}: {NO_END}")
+            self._endless = math.inf
         for index, rule in enumerate(self._rules):
             if rule.metric not in values or math.isnan(values[rule.metric]):
                 continue  # NaN needs no warning: a NaN loss stops the run, other metrics are undefined
@@ -48,6 +60,14 @@ class Health:
             if warning and self._streak[index] == rule.patience:
                 warnings.append(f"step {step:,}: {warning}")
         return warnings
+
+
+def _endless(settings: Settings) -> float:
+    """The env steps by which an episode should have ended; infinite for algorithms that do not report returns."""
+    entry = catalog.entry(settings.algorithm)
+    if entry.kind != "control" or entry.unit != "env steps" or "return" not in entry.metrics:
+        return math.inf
+    return ENDLESS * int(settings.config.get("num_envs") or 1) * max(1, settings.actors)
 
 
 def no_learning(resolved: Settings, step: int, updates: int | None, before: Any, after: Any) -> Message:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 from gymnasium import spaces as gs
 
-from foresight.data.sequences import arrivals
+from foresight.data.sequences import Arrival, arrivals
 from foresight.data.trajectory import Trajectory
 from foresight.nets.models import rssm
 from foresight.nets.models.rssm import RSSM
 from foresight.nets.models.world_model import decodes, obs_model
 from foresight.ops import latent
+from tests.nets.models import test_storm
 from tests.sabotage import change, sabotaged_by, shift
 
 BOX = gs.Box(-1, 1, (3,))
@@ -157,6 +161,38 @@ def test_the_compiled_recurrence_is_the_loop(monkeypatch: pytest.MonkeyPatch) ->
 
 
 HEADS = ("decoder", "reward", "continues", "prior_layers", "prior_logits")
+
+
+@sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: Arrival(*(x.roll(1, 1) for x in f(batch))))
+def test_it_learns_reward_and_continuation_of_a_known_process() -> None:
+    """The mean of 64 samples of what each action leads to."""
+    model, shown, none = _of_chain(arrivals), 2 * torch.eye(3) - 1, torch.zeros(128, 1)
+    actions = torch.eye(2).repeat_interleave(64, 0)
+    with torch.no_grad():
+        carry = model.initial(128)
+        for state in range(3):
+            seen = model.observe(carry, shown[state].expand(128, 1, 3), torch.zeros(128, 1, 2), none, None)
+            carry = model.carry({name: x[:, 0] for name, x in seen.items()}, actions)
+            _, *predicted = model.advance(carry, actions, torch.Generator().manual_seed(0))
+            reward, continuation = (x.view(2, 64).mean(1) for x in predicted)
+            torch.testing.assert_close(reward, (1.0 - state) * torch.tensor([1.0, 2.0]), atol=0.2, rtol=0)
+            torch.testing.assert_close(continuation, torch.full((2,), 0.45 if state == 2 else 0.9), atol=0.12, rtol=0)
+
+
+@functools.cache
+def _of_chain(arrivals: Callable[[Trajectory], Arrival]) -> RSSM:
+    """A model of the chain; `arrivals` are an argument so that mutants of it have models of their own."""
+    model, generator = _model(), torch.Generator().manual_seed(0)
+    model.free_nats = 0.1
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    batch = test_storm.chain(768, 0).map(lambda x: x.view(128, 6, *x.shape[2:]))
+    for step in range(200):
+        terms, _ = model.loss(model.initial(128), batch, arrivals(batch), generator)
+        optimizer.zero_grad()
+        sum(term.mean() for term in terms.values()).backward()
+        optimizer.param_groups[0]["lr"] = 1e-2 if step < 150 else 2e-3
+        optimizer.step()
+    return model
 
 
 @sabotaged_by("foresight.ops.latent.redundancy", change("x", lambda x: x.detach() + 0 * x))

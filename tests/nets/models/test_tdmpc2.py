@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gs
+from torch.nn import functional
 
-from foresight.data.sequences import arrivals
+from foresight.data.sequences import Arrival, arrivals
 from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
 from foresight.nets.models.tdmpc2 import TDMPC2, LatentPolicy, QEnsemble, simnorm
 from foresight.ops import transforms
+from tests.nets.models import test_storm
 from tests.sabotage import change, sabotaged_by, shift
 
 BOX, IMAGE = gs.Box(-1, 1, (3,)), gs.Box(0, 255, (40, 44, 3), np.uint8)
@@ -95,6 +100,33 @@ def test_imagination_is_steps_of_the_policy() -> None:
         torch.testing.assert_close(steps.reward[:, t], reward)
         torch.testing.assert_close(steps.discount[:, t], discount)
         torch.testing.assert_close(after, states[:, t + 1])
+
+
+@sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: Arrival(*(x.roll(1, 1) for x in f(batch))))
+def test_it_learns_reward_and_termination_of_a_known_process() -> None:
+    model, shown = _of_chain(arrivals), 2 * torch.eye(3) - 1
+    with torch.no_grad():
+        for state in range(3):
+            _, reward, continuation = model.step(model.encoder(shown[state].expand(2, 3)), torch.eye(2))
+            torch.testing.assert_close(reward, (1.0 - state) * torch.tensor([1.0, 2.0]), atol=0.15, rtol=0)
+            torch.testing.assert_close(continuation, torch.full((2,), 0.5 if state == 2 else 1.0), atol=0.12, rtol=0)
+
+
+@functools.cache
+def _of_chain(arrivals: Callable[[Trajectory], Arrival]) -> TDMPC2:
+    """A model of the chain; `arrivals` are an argument so that mutants of it have models of their own."""
+    model, generator = _model(), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    batch = test_storm.chain(384, 0).map(lambda x: x.view(64, 6, *x.shape[2:]))
+    arrival = arrivals(batch)
+    reached = functional.pad(arrival.known[:, 1:].cumprod(1), (1, 0))
+    for step in range(150):
+        terms, _ = model.loss(None, batch, arrival, generator)
+        optimizer.zero_grad()
+        sum((reached * term).mean() for term in terms.values()).backward()
+        optimizer.param_groups[0]["lr"] = 1e-2 if step < 112 else 2e-3
+        optimizer.step()
+    return model
 
 
 def test_new_rewards_and_values_are_exactly_zero() -> None:

@@ -10,10 +10,17 @@ from gymnasium import spaces as gs
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.models import world_model
-from foresight.nets.models.world_model import Images
+from foresight.nets.models.world_model import Images, TwoHotMLP
 from tests.sabotage import change, returns, sabotaged_by, scaled
 
 SPACE = gs.Box(0, 255, (32, 32, 3), np.uint8)
+
+
+@sabotaged_by("foresight.nets.models.world_model.mlp", change("scale", lambda x: 1.0))
+def test_a_new_two_hot_head_predicts_exactly_0() -> None:
+    head = TwoHotMLP(5, 8, 1)
+    for x in (torch.randn(7, 5), torch.randn(7, 5, dtype=torch.float64).float().requires_grad_()):
+        assert not head(x).mean().any()
 
 
 @sabotaged_by("torch.nn.functional.pixel_shuffle", lambda f: lambda x, n: f(x, n).transpose(-1, -2))

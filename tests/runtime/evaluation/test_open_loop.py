@@ -15,7 +15,7 @@ from gymnasium import spaces as gs
 from foresight.algorithms.world import lewm
 from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
-from foresight.runtime.evaluation import open_loop, record
+from foresight.runtime.evaluation import open_loop
 from tests.algorithms.world.line import LEWM, line
 from tests.sabotage import change, sabotaged_by
 from tests.training.small_model import END, GAMMA, Line, Picture
@@ -86,8 +86,10 @@ def test_numbers_are_drawn_and_make_no_video(tmp_path: Path) -> None:
     found = predicted(Line(2.0))
     open_loop.draw({"run": found}, tmp_path / "errors.png")
     assert (tmp_path / "errors.png").stat().st_size > 5_000
-    with pytest.raises(UserError, match="Only predicted images make a video"):
-        record.write(tmp_path / "x.gif", open_loop.frames(found))
+    for model in (Line(2.0), Blind(2.0)):
+        agent: Any = types.SimpleNamespace(state=types.SimpleNamespace(model=model))
+        with pytest.raises(UserError, match="Only predicted images make a video"):
+            open_loop.require_images(agent)
 
 
 class Blind(Line):

@@ -62,6 +62,8 @@ def test_a_text_task_is_not_taken_for_a_misspelled_environment() -> None:
     for name in ("dreamer", "storm"):
         with pytest.raises(UserError, match=f"addition is a text task, which {name} does not read: .*grpo.* do"):
             resolve.resolve(name, env="addition")
+        with pytest.raises(UserError, match="calculator is a text task, which"):
+            resolve.resolve(name, task="calculator")
 
 
 @sabotaged_by("foresight.runtime.config.resolve.fold", lambda f: lambda name: name)

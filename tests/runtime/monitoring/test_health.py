@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from foresight.runtime.config.resolve import resolve
 from foresight.runtime.monitoring.health import Health, nonfinite
+from tests.sabotage import sabotaged_by
 
 
 def test_equal_groups_are_reported_once_in_a_row() -> None:
@@ -47,6 +49,17 @@ def test_every_rule_warns_of_unhealthy_runs_only(name: str, sick: float, well: f
     reported = [sentence for step in range(20) for sentence in ill.check(step, {name: sick})]
     assert len(reported) == 1 and words in reported[0]
     assert [sentence for step in range(20) for sentence in fine.check(step, {name: well})] == []
+
+
+@sabotaged_by("foresight.runtime.monitoring.health._endless", lambda f: lambda settings: f(settings) / 2)
+def test_an_environment_without_end_is_named_once() -> None:
+    settings = resolve("ppo", env="CartPole-v1", given={"num_envs": 4})
+    health = Health(settings=settings)
+    reported = [health.check(step, {}) for step in (30_000, 40_000, 50_000)]
+    assert [len(sentences) for sentences in reported] == [0, 1, 0] and "time_limit=1000" in reported[1][0]
+    ends = Health(settings=settings)
+    assert not ends.check(30_000, {"return": 9.0}) and not ends.check(50_000, {})
+    assert not Health(settings=resolve("vla", preset="BabyAI")).check(10**9, {})  # learns from data
 
 
 def test_one_bad_step_is_noise_and_absence_is_nothing() -> None:
