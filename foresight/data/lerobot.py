@@ -315,17 +315,20 @@ def _frames(folder: Path, info: Mapping[str, Any], key: str, places: Any, length
 
 def _values(column: Any, space: gs.Space[Any]) -> Tensor:
     """A column as float32 or int64 `[T, ...]`."""
-    joined = column.combine_chunks()
-    flat = joined.flatten() if hasattr(joined, "flatten") and "list" in str(joined.type) else joined
+    flat = column.combine_chunks()
+    while "list" in str(flat.type):  # one list in another for each dim
+        flat = flat.flatten()
     floats = np.dtype(space.dtype).kind == "f"
     values = torch.tensor(flat.to_numpy(zero_copy_only=False), dtype=torch.float32 if floats else torch.int64)
     return values.view(len(column), *(space.shape or ()))
 
 
 def _column(pyarrow: Any, values: NDArray[Any]) -> Any:
-    if values.ndim == 1:
-        return pyarrow.array(values)
-    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1)), values.shape[1])
+    """Values `[S, ...]` as a column of numbers, or of lists, nested as deep as there are more dims."""
+    column = pyarrow.array(values.reshape(-1))
+    for size in reversed(values.shape[1:]):
+        column = pyarrow.FixedSizeListArray.from_arrays(column, size)
+    return column
 
 
 def _feature(values: NDArray[Any]) -> dict[str, Any]:
@@ -333,7 +336,7 @@ def _feature(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def _statistics(values: NDArray[Any]) -> dict[str, Any]:
-    x = values.reshape(len(values), -1).astype(np.float64)
+    x = values.reshape(len(values), *(values.shape[1:] or (1,))).astype(np.float64)
     found = {"min": x.min(0), "max": x.max(0), "mean": x.mean(0), "std": x.std(0)}
     return {**{name: value.tolist() for name, value in found.items()}, "count": [len(x)]}
 

@@ -46,6 +46,18 @@ def test_what_is_written_is_read_back(folder: Path) -> None:
     assert found.obs[3].tolist() == [12, 1] and found.obs[5].tolist() == [20, 1]  # the format has no final one
 
 
+@sabotaged_by("foresight.data.lerobot._column", change("values", lambda x: x[:, ::-1].copy() if x.ndim > 2 else x))
+def test_chunks_of_actions_keep_their_shape(tmp_path: Path) -> None:
+    space = gs.Box(-99, 99, (3, 2), np.float32)
+    data = dataclasses.replace(DATA, action=torch.arange(36.0).view(6, 3, 2) * (DATA.action != 0).unsqueeze(-1))
+    folder = recorder.write_lerobot(data, OBS, space, 10, "Push.", tmp_path / "data")
+    assert torch.equal(lerobot.read(folder, OBS, space)[0].action, data.action)
+    info, stats = (json.loads((folder / "meta" / f"{name}.json").read_text()) for name in ("info", "stats"))
+    assert info["features"]["action"]["shape"] == [3, 2] and stats["action"]["max"] == [[24, 25], [26, 27], [28, 29]]
+    table = pyarrow.parquet.read_table(folder / "data" / "chunk-000" / "file-000.parquet")
+    assert table["action"][0].as_py() == [[0, 1], [2, 3], [4, 5]]  # as datasets' Array2D
+
+
 SEEN = gs.Dict({
     "front": gs.Box(0, 255, (21, 15, 3), np.uint8), "wrist": gs.Box(0, 255, (8, 8, 3), np.uint8),
     "arm": gs.Box(-99, 99, (2,), np.float32), "mission": gs.Box(0, 255, (12,), np.uint8), "speed": ACTION,
