@@ -200,7 +200,7 @@ def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[
         raise UserError(
             f"There are no episodes in {path}. Write some with: foresight data episodes RUN --episodes 100 --out {path}"
         )
-    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    metadata = document(folder / "metadata.json", path)
     kind = metadata.get("data_format", "hdf5")
     if kind not in FORMATS:
         raise UserError(f"The episodes in {path} are in the format '{kind}'. Minari can write them as: parquet, arrow.")
@@ -220,6 +220,22 @@ def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[
     if not metadata.get("total_episodes"):
         raise UserError(f"{path} holds no episode.")
     return folder, kind, int(metadata["total_episodes"])
+
+
+def document(file: Path, path: str | Path) -> dict[str, Any]:
+    """The JSON object in `file`, which belongs to the data set `path`. Raises UserError if it is damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise incomplete(path) from error
+    if not isinstance(found, dict):
+        raise incomplete(path)
+    return found
+
+
+def incomplete(path: str | Path) -> UserError:
+    """The error for a data set whose files are cut short or missing."""
+    return UserError(f"{path} is not a complete data set: copy or write it again.")
 
 
 def describe(space: gs.Space[Any]) -> str:
