@@ -197,17 +197,17 @@ def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[
     folder = Path(path).expanduser()
     folder = folder / "data" if (folder / "data").is_dir() else folder
     if not (folder / "metadata.json").is_file():
-        raise UserError(
-            f"There are no episodes in {path}. Write some with: foresight data episodes RUN --episodes 100 --out {path}"
-        )
+        raise UserError(f"There are no episodes in {path}. {how_to_write(path)}")
     metadata = document(folder / "metadata.json", path)
     kind = metadata.get("data_format", "hdf5")
     if kind not in FORMATS:
         raise UserError(f"The episodes in {path} are in the format '{kind}'. Minari can write them as: parquet, arrow.")
-    version = re.search(r"\d+\.\d+", str(metadata.get("minari_version", VERSIONS[-1])))
+    named = metadata.get("minari_version", VERSIONS[-1])
+    version = re.search(r"\d+\.\d+", str(named))
     if version is None or version[0] not in VERSIONS:
+        which = "name no version of Minari" if named is None else f"are of Minari '{named}'"
         raise UserError(
-            f"The episodes in {path} are of Minari '{metadata['minari_version']}', whose layout is not known. "
+            f"The episodes in {path} {which}, whose layout is not known. "
             f"Known are versions {' and '.join(VERSIONS)}: write the data set again with one of them."
         )
     check_spaces(obs, action)
@@ -231,6 +231,14 @@ def document(file: Path, path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise incomplete(path)
     return found
+
+
+def how_to_write(path: str | Path) -> str:
+    """The advice for data that are missing: the two commands that write them to `path`."""
+    return (
+        f"Write some with a run: foresight data episodes RUN --episodes 100 --out {path}, or, where an environment has "
+        f"an expert, with it: foresight data episodes --env ENV --episodes 100 --out {path}"
+    )
 
 
 def incomplete(path: str | Path) -> UserError:
@@ -288,15 +296,17 @@ def _episode(folder: Path, kind: str, obs: gs.Space[Any], action: gs.Space[Any])
         found = dataset.dataset(str(folder), format=kind, ignore_prefixes=["_", ".", "metadata.json"]).to_table()
     except (OSError, ValueError) as error:
         raise UserError(f"Cannot read the episode in {folder}: {error}") from error
-    if missing := [name for name in COLUMNS if name not in found.column_names]:
+    if missing := [name for name in COLUMNS if name not in found.column_names and name != "rewards"]:
         raise UserError(
             f"The episode in {folder} has no column '{missing[0]}'. It has: {', '.join(found.column_names)}."
         )
-    columns = {name: found[name].combine_chunks() for name in COLUMNS}
+    columns = {name: found[name].combine_chunks() for name in COLUMNS if name in found.column_names}
     count = len(found) - 1
     if count < 1 or not bool(columns["terminations"][count - 1].as_py() or columns["truncations"][count - 1].as_py()):
         raise UserError(f"The episode in {folder} has {count} steps and no end: record it again.")
-    reward = torch.tensor(columns["rewards"].to_numpy(zero_copy_only=False), dtype=torch.float32)
+    reward = torch.zeros(count + 1)  # of demonstrations without rewards
+    if "rewards" in columns:
+        reward = torch.tensor(columns["rewards"].to_numpy(zero_copy_only=False), dtype=torch.float32)
     return Episodes(
         _tensor(columns["observations"], obs),
         _tensor(columns["actions"], action),

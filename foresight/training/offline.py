@@ -21,8 +21,7 @@ def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any], parts: 
     """
     if not data:
         raise UserError(
-            "No data given: add --data DIR, with one or more folders of episodes. "
-            "Write one with: foresight data episodes RUN --episodes 100 --out DIR"
+            f"No data given: add --data DIR, with one or more folders of episodes. {episodes.how_to_write('DIR')}"
         )
     if parts and data:
         owners = [_owner(path, parts) for path in data]
