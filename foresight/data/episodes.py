@@ -27,6 +27,7 @@ from foresight.errors import UserError
 
 FORMATS = ("parquet", "arrow")
 VERSIONS = ("0.4", "0.5")  # of Minari, whose files have this layout
+FLAT = 1e-6  # the deviation or the width up to which a dimension counts as constant
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
@@ -151,10 +152,13 @@ class Episodes:
 
 
 def statistics(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation `[...]` of `values` `[S, ...]`; a constant dimension gets the deviation 1."""
+    """Mean and standard deviation `[...]` of `values` `[S, ...]`; a constant dimension gets the deviation 1.
+
+    Constant is what varies by less than `FLAT`, or by less than that share of its mean: rounding, not data.
+    """
     values = values.double()
     mean, std = values.mean(0), values.std(0, correction=0)
-    constant = std <= 1e-6 * mean.abs().clamp(min=1e-6)
+    constant = std <= FLAT * mean.abs().clamp(min=1)
     return mean.float(), torch.where(constant, 1.0, std).float()
 
 

@@ -82,6 +82,8 @@ def test_constant_dimensions_are_not_divided_by_zero() -> None:
     mean, std = episodes.statistics(torch.tensor([[1.0, 0.1, 0], [3, 0.1, 0]]))
     assert mean.tolist() == pytest.approx([2, 0.1, 0]) and std.tolist() == [1, 1, 1]
     assert episodes.statistics(torch.tensor([[0.0], [4]]))[1].item() == 2
+    assert episodes.statistics(torch.tensor([[1e-9], [0], [-1e-9]]))[1].item() == 1  # rounding
+    assert episodes.statistics(torch.tensor([[1e-4], [-1e-4]]))[1].item() == pytest.approx(1e-4)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
