@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
@@ -15,6 +18,7 @@ ABOUT = """Planning and reinforcement learning, from the Bellman equation to lan
 Start with `foresight train value_iteration --env GridWorld8x8` (a second), `foresight train ppo --env CartPole-v1`
 (seconds) or `foresight train grpo --preset smollm2-addition` (minutes).
 """
+PACKAGE = Path(__file__).parents[1]  # the files of `foresight`
 MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 # The extra that installs each module; a module that is not listed is installed under its own name.
 EXTRA_OF = {
@@ -27,6 +31,15 @@ EXTRA_OF = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (by default the process's own); returns the exit code."""
+    plain = warnings.formatwarning
+    warnings.formatwarning = functools.partial(_format, plain)
+    try:
+        return _run(argv)
+    finally:
+        warnings.formatwarning = plain
+
+
+def _run(argv: Sequence[str] | None) -> int:
     if "" not in sys.path:  # as with `python -m`: modules in the working directory have names, `--env mine:Env-v0`
         sys.path.append("")
     try:
@@ -130,6 +143,13 @@ def _dispatch(argv: list[str]) -> int:
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
     return int(code or 0)
+
+
+def _format(plain: Callable[..., str], message: Warning | str, category: type[Warning], file: str, *rest: Any) -> str:
+    """A warning of this package as one line, like the notes of training; one of another as `plain` has it."""
+    if category is UserWarning and Path(file).is_relative_to(PACKAGE):
+        return f"note: {message}\n"
+    return plain(message, category, file, *rest)
 
 
 def _fail(message: str) -> int:

@@ -27,6 +27,7 @@ from foresight.errors import UserError
 
 FORMATS = ("parquet", "arrow")
 VERSIONS = ("0.4", "0.5")  # of Minari, whose files have this layout
+FLAT = 1e-6  # the deviation or the width up to which a dimension counts as constant
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
@@ -151,10 +152,13 @@ class Episodes:
 
 
 def statistics(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation `[...]` of `values` `[S, ...]`; a constant dimension gets the deviation 1."""
+    """Mean and standard deviation `[...]` of `values` `[S, ...]`; a constant dimension gets the deviation 1.
+
+    Constant is what varies by less than `FLAT`, or by less than that share of its mean: rounding, not data.
+    """
     values = values.double()
     mean, std = values.mean(0), values.std(0, correction=0)
-    constant = std <= 1e-6 * mean.abs().clamp(min=1e-6)
+    constant = std <= FLAT * mean.abs().clamp(min=1)
     return mean.float(), torch.where(constant, 1.0, std).float()
 
 
@@ -197,17 +201,17 @@ def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[
     folder = Path(path).expanduser()
     folder = folder / "data" if (folder / "data").is_dir() else folder
     if not (folder / "metadata.json").is_file():
-        raise UserError(
-            f"There are no episodes in {path}. Write some with: foresight data episodes RUN --episodes 100 --out {path}"
-        )
-    metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+        raise UserError(f"There are no episodes in {path}. {how_to_write(path)}")
+    metadata = document(folder / "metadata.json", path)
     kind = metadata.get("data_format", "hdf5")
     if kind not in FORMATS:
         raise UserError(f"The episodes in {path} are in the format '{kind}'. Minari can write them as: parquet, arrow.")
-    version = re.search(r"\d+\.\d+", str(metadata.get("minari_version", VERSIONS[-1])))
+    named = metadata.get("minari_version", VERSIONS[-1])
+    version = re.search(r"\d+\.\d+", str(named))
     if version is None or version[0] not in VERSIONS:
+        which = "name no version of Minari" if named is None else f"are of Minari '{named}'"
         raise UserError(
-            f"The episodes in {path} are of Minari '{metadata['minari_version']}', whose layout is not known. "
+            f"The episodes in {path} {which}, whose layout is not known. "
             f"Known are versions {' and '.join(VERSIONS)}: write the data set again with one of them."
         )
     check_spaces(obs, action)
@@ -220,6 +224,30 @@ def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[
     if not metadata.get("total_episodes"):
         raise UserError(f"{path} holds no episode.")
     return folder, kind, int(metadata["total_episodes"])
+
+
+def document(file: Path, path: str | Path) -> dict[str, Any]:
+    """The JSON object in `file`, which belongs to the data set `path`. Raises UserError if it is damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise incomplete(path) from error
+    if not isinstance(found, dict):
+        raise incomplete(path)
+    return found
+
+
+def how_to_write(path: str | Path) -> str:
+    """The advice for data that are missing: the two commands that write them to `path`."""
+    return (
+        f"Write some with a run: foresight data episodes RUN --episodes 100 --out {path}, or, where an environment has "
+        f"an expert, with it: foresight data episodes --env ENV --episodes 100 --out {path}"
+    )
+
+
+def incomplete(path: str | Path) -> UserError:
+    """The error for a data set whose files are cut short or missing."""
+    return UserError(f"{path} is not a complete data set: copy or write it again.")
 
 
 def describe(space: gs.Space[Any]) -> str:
@@ -272,15 +300,17 @@ def _episode(folder: Path, kind: str, obs: gs.Space[Any], action: gs.Space[Any])
         found = dataset.dataset(str(folder), format=kind, ignore_prefixes=["_", ".", "metadata.json"]).to_table()
     except (OSError, ValueError) as error:
         raise UserError(f"Cannot read the episode in {folder}: {error}") from error
-    if missing := [name for name in COLUMNS if name not in found.column_names]:
+    if missing := [name for name in COLUMNS if name not in found.column_names and name != "rewards"]:
         raise UserError(
             f"The episode in {folder} has no column '{missing[0]}'. It has: {', '.join(found.column_names)}."
         )
-    columns = {name: found[name].combine_chunks() for name in COLUMNS}
+    columns = {name: found[name].combine_chunks() for name in COLUMNS if name in found.column_names}
     count = len(found) - 1
     if count < 1 or not bool(columns["terminations"][count - 1].as_py() or columns["truncations"][count - 1].as_py()):
         raise UserError(f"The episode in {folder} has {count} steps and no end: record it again.")
-    reward = torch.tensor(columns["rewards"].to_numpy(zero_copy_only=False), dtype=torch.float32)
+    reward = torch.zeros(count + 1)  # of demonstrations without rewards
+    if "rewards" in columns:
+        reward = torch.tensor(columns["rewards"].to_numpy(zero_copy_only=False), dtype=torch.float32)
     return Episodes(
         _tensor(columns["observations"], obs),
         _tensor(columns["actions"], action),

@@ -23,7 +23,7 @@ from gymnasium import spaces as gs
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.data.episodes import Episodes
+from foresight.data.episodes import Episodes, document, incomplete
 from foresight.data.text import encoded
 from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError, unknown
@@ -101,14 +101,13 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[E
     Raises UserError for anything else, such as another version or a camera that is missing.
     """
     folder, info = Path(path).expanduser(), check(path, obs, action)
-    features = info.get("features", {})
-    parquet = importlib.import_module("pyarrow.parquet")
+    features = info["features"]
     files = sorted((folder / "data").glob("*/*.parquet"))
     if not files or not info.get("total_episodes"):
         raise UserError(f"{path} holds no episode.")
     wanted = (STATE, ACTION, "episode_index", "frame_index", "task_index", REWARD, DONE)
     columns = [name for name in wanted if name in features]
-    table = importlib.import_module("pyarrow").concat_tables([parquet.read_table(x, columns=columns) for x in files])
+    table = _table(files, path, columns)
     owner = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     length = torch.unique_consecutive(owner, return_counts=True)[1]
     last = torch.zeros(len(owner), dtype=torch.bool)
@@ -130,14 +129,16 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[E
 
 def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> dict[str, Any]:
     """The `meta/info.json` of the folder `path`. Raises UserError unless its episodes can be read in these spaces."""
-    info: dict[str, Any] = json.loads((Path(path).expanduser() / "meta" / "info.json").read_text(encoding="utf-8"))
+    info = document(Path(path).expanduser() / "meta" / "info.json", path)
     version = str(info.get("codebase_version"))
     if not version.startswith("v3."):
         raise UserError(
             f"{path} is a LeRobotDataset {version}; {VERSION} is read. LeRobot converts it: "
             "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id NAME"
         )
-    _check(path, info.get("features", {}), obs, action)
+    if not isinstance(info.get("features"), dict) or not isinstance(info.get("fps"), int | float):
+        raise incomplete(path)
+    _check(path, info["features"], obs, action)
     return info
 
 
@@ -265,13 +266,13 @@ def _seen(folder: Path, info: Mapping[str, Any], table: Any, length: Tensor, obs
     """The observations of all S rows `[S, ...]`, of which `length` `[N]` belong to each episode."""
     if not isinstance(obs, gs.Dict):
         return _values(table[STATE], obs)
-    parquet, found = importlib.import_module("pyarrow.parquet"), {}
+    found = {}
     vectors = {name: part.shape[0] for name, part in obs.items() if _is_vector(part)}  # type: ignore[index]
     if vectors:
         state = _values(table[STATE], gs.Box(-np.inf, np.inf, (sum(vectors.values()),)))
         found = dict(zip(vectors, state.split(list(vectors.values()), -1), strict=True))
     if MISSION in obs.spaces:
-        tasks = parquet.read_table(folder / "meta" / "tasks.parquet")
+        tasks = _table([folder / "meta" / "tasks.parquet"], folder)
         (column,) = [name for name in tasks.column_names if name != "task_index"]  # pandas' index has several names
         texts = dict(zip(tasks["task_index"].to_pylist(), tasks[column].to_pylist(), strict=True))
         size = obs[MISSION].shape[0]  # type: ignore[index]
@@ -279,7 +280,7 @@ def _seen(folder: Path, info: Mapping[str, Any], table: Any, length: Tensor, obs
         found[MISSION] = text[torch.from_numpy(table["task_index"].to_numpy().astype(np.int64))]
     if cameras := _cameras(obs):
         files = sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
-        places = importlib.import_module("pyarrow").concat_tables([parquet.read_table(x) for x in files])
+        places = _table(files, folder)
         for name in cameras:
             found[name] = _frames(folder, info, CAMERA + name, places, length)
     return {name: found[name] for name in obs.spaces}
@@ -313,19 +314,32 @@ def _frames(folder: Path, info: Mapping[str, Any], key: str, places: Any, length
     return found
 
 
+def _table(files: Sequence[Path], path: str | Path, columns: Sequence[str] | None = None) -> Any:
+    """The rows of all `files`, which belong to the data set `path`. Raises UserError if one is damaged or missing."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        parts = [parquet.read_table(file, columns=columns) for file in files]
+        return importlib.import_module("pyarrow").concat_tables(parts)
+    except (OSError, ValueError) as error:  # also an empty list of files
+        raise incomplete(path) from error
+
+
 def _values(column: Any, space: gs.Space[Any]) -> Tensor:
     """A column as float32 or int64 `[T, ...]`."""
-    joined = column.combine_chunks()
-    flat = joined.flatten() if hasattr(joined, "flatten") and "list" in str(joined.type) else joined
+    flat = column.combine_chunks()
+    while "list" in str(flat.type):  # one list in another for each dim
+        flat = flat.flatten()
     floats = np.dtype(space.dtype).kind == "f"
     values = torch.tensor(flat.to_numpy(zero_copy_only=False), dtype=torch.float32 if floats else torch.int64)
     return values.view(len(column), *(space.shape or ()))
 
 
 def _column(pyarrow: Any, values: NDArray[Any]) -> Any:
-    if values.ndim == 1:
-        return pyarrow.array(values)
-    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1)), values.shape[1])
+    """Values `[S, ...]` as a column of numbers, or of lists, nested as deep as there are more dims."""
+    column = pyarrow.array(values.reshape(-1))
+    for size in reversed(values.shape[1:]):
+        column = pyarrow.FixedSizeListArray.from_arrays(column, size)
+    return column
 
 
 def _feature(values: NDArray[Any]) -> dict[str, Any]:
@@ -333,7 +347,7 @@ def _feature(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def _statistics(values: NDArray[Any]) -> dict[str, Any]:
-    x = values.reshape(len(values), -1).astype(np.float64)
+    x = values.reshape(len(values), *(values.shape[1:] or (1,))).astype(np.float64)
     found = {"min": x.min(0), "max": x.max(0), "mean": x.mean(0), "std": x.std(0)}
     return {**{name: value.tolist() for name, value in found.items()}, "count": [len(x)]}
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 
-from foresight.data.episodes import statistics
+from foresight.data.episodes import FLAT, statistics
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
@@ -83,7 +83,7 @@ class MeanStd(nn.Module):
 class MinMax(nn.Module):
     """Vectors `[..., size]` scaled to [-1, 1] by the least and the highest values of the data, which are saved with it.
 
-    A dimension that is constant in the data becomes 0, and comes back as that constant.
+    A dimension that is constant in the data, but for `FLAT`, becomes 0, and comes back as that constant.
     """
 
     low: Tensor
@@ -102,8 +102,9 @@ class MinMax(nn.Module):
     def encode(self, values: Tensor) -> Tensor:
         """`[..., size]`; values outside the data are clipped to them."""
         width = self.high - self.low
-        share = (values - self.low) / torch.where(width > 0, width, 1)
-        return torch.where(width > 0, (2 * share - 1).clamp(-1, 1), 0)
+        moves = width > FLAT
+        share = (values - self.low) / torch.where(moves, width, 1)
+        return torch.where(moves, (2 * share - 1).clamp(-1, 1), 0)
 
     def decode(self, y: Tensor) -> Tensor:
         """The values `[..., size]` for `y`, clipped to [-1, 1]: -1 and 1 give the bounds exactly."""

@@ -21,8 +21,7 @@ def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any], parts: 
     """
     if not data:
         raise UserError(
-            "No data given: add --data DIR, with one or more folders of episodes. "
-            "Write one with: foresight data episodes RUN --episodes 100 --out DIR"
+            f"No data given: add --data DIR, with one or more folders of episodes. {episodes.how_to_write('DIR')}"
         )
     if parts and data:
         owners = [_owner(path, parts) for path in data]
@@ -74,7 +73,9 @@ def warn_beyond(target_return: float | None, best: float) -> None:
     """Warn of a return that is asked for above the highest of the data."""
     if target_return is not None and target_return > best:
         warnings.warn(
-            f"target_return {target_return:g} is above the highest return of the data, {best:g}.", stacklevel=3
+            f"target_return {target_return:g} is above the highest return of the data, {best:g}: what happens there is "
+            f"extrapolation. Ask for at most {best:g}.",
+            stacklevel=3,
         )
 
 

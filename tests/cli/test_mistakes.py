@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,17 @@ def test_errors_of_the_system(
     monkeypatch.setattr(cli, "_dispatch", fail)
     done = call("list")
     assert done.code == code and message in done.err and "Traceback" not in done.err
+
+
+def test_warnings_of_the_package_are_notes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def warn(argv: list[str]) -> int:
+        print(*(warnings.formatwarning("ask for 2", UserWarning, file, 7) for file in (cli.__file__, "/x/y.py")))
+        return 0
+
+    monkeypatch.setattr(cli, "_dispatch", warn)
+    before = warnings.formatwarning
+    assert cli.main([]) == 0 and warnings.formatwarning is before
+    assert capsys.readouterr().out == "note: ask for 2\n /x/y.py:7: UserWarning: ask for 2\n\n"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gymnasium.spaces as gs
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from minari.serialization import deserialize_space, serialize_space
@@ -17,6 +18,7 @@ from foresight.data.episodes import Episodes
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.runtime import episodes as recorder
+from foresight.training import offline
 from tests.sabotage import sabotaged_by
 
 # Two episodes, of 3 and 1 actions; an observation is 10 · episode + time.
@@ -80,16 +82,19 @@ def test_constant_dimensions_are_not_divided_by_zero() -> None:
     mean, std = episodes.statistics(torch.tensor([[1.0, 0.1, 0], [3, 0.1, 0]]))
     assert mean.tolist() == pytest.approx([2, 0.1, 0]) and std.tolist() == [1, 1, 1]
     assert episodes.statistics(torch.tensor([[0.0], [4]]))[1].item() == 2
+    assert episodes.statistics(torch.tensor([[1e-9], [0], [-1e-9]]))[1].item() == 1  # rounding
+    assert episodes.statistics(torch.tensor([[1e-4], [-1e-4]]))[1].item() == pytest.approx(1e-4)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="There are no episodes in"):
+    with pytest.raises(UserError, match=r"There are no episodes in .*: foresight data episodes RUN .* --env ENV"):
         episodes.read(tmp_path, OBS, ACTION)
     document = {"data_format": "hdf5", "total_episodes": 1, "action_space": episodes.describe(gs.Discrete(3))}
     for fields, message in (
         ({}, "in the format 'hdf5'"),
         ({"data_format": "parquet"}, "The action_space of"),
         ({"data_format": "parquet", "minari_version": "~=0.9.1"}, "of Minari '~=0.9.1', whose layout is not known"),
+        ({"data_format": "parquet", "minari_version": None}, "name no version of Minari, whose layout is not known"),
         (
             {"data_format": "parquet", "action_space": episodes.describe(ACTION), "total_episodes": 0},
             "holds no episode",
@@ -102,6 +107,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for obs, action in ((gs.Dict({"x": gs.Text(3)}), ACTION), (gs.MultiBinary(2), ACTION), (OBS, gs.Text(3))):
         with pytest.raises(UserError, match="Episodes hold"):
             episodes.check_spaces(obs, action)
+
+
+@sabotaged_by("foresight.data.episodes._tensor", lambda f: lambda column, space: f(column, space) + 1)
+def test_minari_data_without_rewards_have_zeros(tmp_path: Path) -> None:
+    folder = recorder.write(DATA, Spaces(OBS, ACTION), "x", {}, "x", tmp_path / "data")
+    for file in sorted((folder / "data").glob("*/*.parquet")):
+        pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).drop_columns(["rewards"]), file)
+    found = episodes.read(folder, OBS, ACTION)
+    assert torch.equal(found.obs, DATA.obs) and torch.equal(found.reward, torch.zeros(6))
+    with pytest.raises(UserError, match=r"have no rewards, .* Train on them with: behavior_cloning --share 1"):
+        offline.require_rewards(found)
 
 
 @sabotaged_by("foresight.data.episodes.describe", lambda f: lambda space: f(space).replace("nvec", "n"))

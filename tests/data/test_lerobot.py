@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium.spaces as gs
@@ -15,6 +16,7 @@ import torch
 
 from foresight.data import lerobot
 from foresight.data.episodes import Episodes
+from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.runtime import episodes as recorder
 from foresight.training import offline
@@ -44,6 +46,18 @@ def test_what_is_written_is_read_back(folder: Path) -> None:
     assert torch.equal(found.obs[found.rows], DATA.obs[DATA.rows]) and torch.equal(found.action, DATA.action)
     assert torch.equal(found.reward, DATA.reward)
     assert found.obs[3].tolist() == [12, 1] and found.obs[5].tolist() == [20, 1]  # the format has no final one
+
+
+@sabotaged_by("foresight.data.lerobot._column", change("values", lambda x: x[:, ::-1].copy() if x.ndim > 2 else x))
+def test_chunks_of_actions_keep_their_shape(tmp_path: Path) -> None:
+    space = gs.Box(-99, 99, (3, 2), np.float32)
+    data = dataclasses.replace(DATA, action=torch.arange(36.0).view(6, 3, 2) * (DATA.action != 0).unsqueeze(-1))
+    folder = recorder.write_lerobot(data, OBS, space, 10, "Push.", tmp_path / "data")
+    assert torch.equal(lerobot.read(folder, OBS, space)[0].action, data.action)
+    info, stats = (json.loads((folder / "meta" / f"{name}.json").read_text()) for name in ("info", "stats"))
+    assert info["features"]["action"]["shape"] == [3, 2] and stats["action"]["max"] == [[24, 25], [26, 27], [28, 29]]
+    table = pyarrow.parquet.read_table(folder / "data" / "chunk-000" / "file-000.parquet")
+    assert table["action"][0].as_py() == [[0, 1], [2, 3], [4, 5]]  # as datasets' Array2D
 
 
 SEEN = gs.Dict({
@@ -99,6 +113,33 @@ def test_cameras_are_videos_and_missions_are_tasks(tmp_path: Path) -> None:
     (folder / "videos" / "observation.images.wrist" / "chunk-000" / "file-000.mp4").unlink()
     with pytest.raises(UserError, match=r"The video .*wrist.*file-000.mp4 is missing"):
         lerobot.read(folder, SEEN, ACTION)
+
+
+def _without_fps(text: str) -> str:
+    return json.dumps({name: value for name, value in json.loads(text).items() if name != "fps"})
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("data/metadata.json", lambda text: text[:-9]), ("data/metadata.json", lambda text: "[]"),
+        ("meta/info.json", lambda text: text[:-9]), ("meta/info.json", _without_fps),
+        ("meta/tasks.parquet", None), ("meta/episodes/chunk-000/file-000.parquet", None),
+        ("data/chunk-000/file-000.parquet", lambda text: "PAR1"),
+    ],
+)  # fmt: skip
+def test_damaged_data_sets_are_named(name: str, change: Callable[[str], str] | None, tmp_path: Path) -> None:
+    """Also of Minari, and whatever the file lost."""
+    words = gs.Dict({name: SEEN[name] for name in ("arm", "mission", "speed", "wrist")})
+    data = dataclasses.replace(pictures(), obs={name: pictures().obs[name] for name in words})
+    if name.endswith("metadata.json"):
+        folder = recorder.write(data, Spaces(words, ACTION), "X-v0", {}, "test", tmp_path / "data")
+    else:
+        folder = recorder.write_lerobot(data, words, ACTION, 10, "?", tmp_path / "data")
+    file = folder / name
+    file.unlink() if change is None else file.write_text(change(file.read_text(errors="replace")))
+    with pytest.raises(UserError, match=f"^{folder} is not a complete data set: copy or write it again.$"):
+        offline.read([str(folder)], words, ACTION)
 
 
 def test_plain_readers_open_it(folder: Path) -> None:

@@ -27,6 +27,9 @@ def test_min_max_then_clip_is_exact() -> None:
     assert outside.tolist() == [[-1, 0, 1]] and torch.equal(
         scale.decode(torch.tensor([[-3.0, 2, 4]]))[0], torch.tensor([0.1, 7, 12.7])
     )
+    still = MinMax(1)
+    still.fit(torch.tensor([[1e-9], [0], [-1e-9]]))
+    assert still.encode(torch.tensor([[1e-3]])).item() == 0  # rounding is constant too
     loaded = MinMax(3)
     loaded.load_state_dict(scale.state_dict())
     assert torch.equal(loaded.encode(VALUES), y)

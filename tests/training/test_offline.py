@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_named(folders: tuple[str, str]) -> None:
         (folders[:1], PARTS, "The data have no episode of 'Touching': add a folder of its episodes to --data"),
         (folders, (PARTS[0], third), "pointed is of none of the embodiments of this run. 'Pointing': The action_space"),
         (folders, (*PARTS, PARTS[0]._replace(name="Again")), "chosen fits several embodiments"),
-        ((), PARTS, "No data given"),
+        ((), PARTS, "No data given: .* foresight data episodes RUN .*, or, .* --env ENV"),
     ):
         with pytest.raises(UserError, match=message):
             offline.read(data, *embodiments.shared(parts), parts)

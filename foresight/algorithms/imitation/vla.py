@@ -102,6 +102,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     errors.at_least(
         1, config, "batch_size", "dim", "layers", "heads", "channels", "patch", "image_tokens", "words", "points"
     )
+    errors.at_least(2, config, "edges")
     if not 0 <= config.label_smoothing < 1:
         raise UserError(f"label_smoothing is a share from 0 to below 1, not {config.label_smoothing}.")
     if config.label_smoothing and config.head == "flow":

@@ -80,9 +80,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     if config.group < 2 or config.num_envs % config.group:
         raise UserError(f"num_envs must be a multiple of group, at least 2, not {config.num_envs} and {config.group}.")
     if not config.policy:
-        raise UserError(
-            "No policy given: add --policy RUN, a run of vla. Train one with: foresight train vla --preset BabyAI"
-        )
+        raise UserError(f"No policy given. {vla.ADVICE}")
     network = vla.load(config.policy, spaces.obs, spaces.action, spaces.embodiments).to(device).eval()
     if network.config.head == "flow":
         raise UserError("GRPO needs log-probabilities of actions, which head 'flow' does not have: use --head bins.")

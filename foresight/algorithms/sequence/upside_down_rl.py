@@ -152,6 +152,15 @@ def reset_carry(carry: Tree, cut: Tensor) -> Tree:
     return trees.reset_carry(carry, cut)
 
 
+def read_files(state: State) -> None:
+    """Begin the replay with the data, if there are some. Raises UserError if all rewards are 0."""
+    if state.config.data:
+        spaces = state.behavior.spaces
+        recorded = offline.read(state.config.data, spaces.obs, spaces.action)
+        offline.require_rewards(recorded)
+        add(state, recorded)
+
+
 def command(state: State, count: int, explore: bool) -> tuple[Tensor, Tensor]:
     """Returns and numbers of steps to ask for, `[count]` each, in exploration (algorithm 2) or evaluation."""
     device, target = state.generator.device, state.config.target_return
@@ -219,11 +228,9 @@ def train(
     if state is None:
         state = build(config, env.spaces, device)
     if state.replay is None:
-        spaces = env.spaces
-        recorded = offline.read(config.data, spaces.obs, spaces.action) if config.data else None
-        if recorded is not None:
-            offline.require_rewards(recorded)
-        add(state, rollout(state, env, config.warmup_episodes) if recorded is None else recorded)
+        read_files(state)
+    if state.replay is None:
+        add(state, rollout(state, env, config.warmup_episodes))
     while state.step < config.steps:
         metrics: dict[str, float] = {}
         for _ in range(config.gradient_steps):

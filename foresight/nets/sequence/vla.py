@@ -49,6 +49,7 @@ BLIND = ("language", "image")
 IMAGES = ("convs", "vit")
 PRIME, BASE = 1021, 263  # of the hash of a word, a polynomial of its bytes
 FILES = ("policy.json", "policy.safetensors")
+ADVICE = "Train one with: foresight train vla --preset BabyAI --out RUN, and give it with --policy RUN"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,8 +270,8 @@ class VLA(nn.Module):
 
     def features(self, obs: Tree) -> Features:
         """What the actions depend on."""
-        lead = obs[MISSION].shape[:-1]
         x, seen, *picture = self._prefix(obs)
+        lead = obs[MISSION].shape[:-1]
         places = len(self.places)
         x = torch.cat([x, self.places.expand(len(x), -1, -1)], 1)
         allowed = attention_mask(seen, places)
@@ -344,7 +345,7 @@ class VLA(nn.Module):
 
     def _prefix(self, obs: Tree) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The tokens before the actions `[N, P, dim]`, which are seen `[N, P]`, `Features.cells` and `.first`."""
-        for name in (*self.cameras, *self.vectors):
+        for name in (MISSION, *self.cameras, *self.vectors):
             if name not in obs:
                 raise UserError(
                     f"The observation has no '{name}', which this policy was trained on. Give zeros, and for a camera "
@@ -429,7 +430,7 @@ def load(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any], embodiment
     folder = Path(path).expanduser()
     folder = folder / "export" if (folder / "export").is_dir() else folder
     if not (folder / FILES[0]).is_file():
-        raise UserError(f"There is no trained VLA in {path}. Train one with: foresight train vla --preset BabyAI")
+        raise UserError(f"There is no trained VLA in {path}. {ADVICE}")
     vla = VLA(obs, action, Shape(**json.loads((folder / FILES[0]).read_text(encoding="utf-8"))), embodiments)
     try:
         vla.load_state_dict(load_file(folder / FILES[1]))

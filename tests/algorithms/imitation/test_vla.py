@@ -186,6 +186,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
             ppo.build(dataclasses.replace(PPO, **changed), SPACES)
     for changed, message in (
         ({"words": 0}, "words must be at least 1"),
+        ({"edges": 1}, "edges must be at least 2"),
         ({"label_smoothing": 1.0}, "a share from 0 to below 1, not 1.0"),
         ({"label_smoothing": 0.1, "head": "flow"}, "label_smoothing is for action tokens"),
     ):

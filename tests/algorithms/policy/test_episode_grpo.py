@@ -100,7 +100,7 @@ def test_mistakes_are_named(policy: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="head 'flow' does not have"):
         grpo.build(dataclasses.replace(CONFIG, policy=str(tmp_path / "flow")), Touching.spaces)
     for changed, message in (
-        ({}, "No policy given: add --policy RUN"),
+        ({}, "No policy given. .* --out RUN, and give it with --policy RUN"),
         ({"policy": policy, "group": 3}, "must be a multiple of group"),
         ({"policy": policy + "x"}, "There is no trained VLA"),
     ):

@@ -148,3 +148,5 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offline, "read", lambda *_: dataclasses.replace(chain(), reward=torch.zeros(48)))
     with pytest.raises(UserError, match="The data have no rewards"):
         last(udrl, dataclasses.replace(CONFIG, data=("d",)), SimpleNamespace(spaces=SPACES, num_envs=2))
+    with pytest.raises(UserError, match="The data have no rewards"):  # before the first evaluation
+        udrl.read_files(udrl.build(dataclasses.replace(CONFIG, data=("d",)), SPACES))

@@ -211,6 +211,7 @@ def test_mistakes_are_named(tmp_path) -> None:
     for given, message in (
         ({**obs, vla.MISSION: text("go to the red ball now")}, "has 6 words, but the context of the policy is 5"),
         ({k: x for k, x in obs.items() if k != "wrist"}, "has no 'wrist'"),
+        ({k: x for k, x in obs.items() if k != vla.MISSION}, "has no 'mission', which this policy was trained on"),
     ):
         with pytest.raises(UserError, match=message):
             net(given)
@@ -230,7 +231,7 @@ def test_mistakes_are_named(tmp_path) -> None:
             network(**changed)
     with pytest.raises(UserError, match="log-probabilities"):
         VLAActorCritic(network(head="flow"))
-    with pytest.raises(UserError, match="There is no trained VLA"):
+    with pytest.raises(UserError, match=r"There is no trained VLA .* --out RUN, and give it with --policy RUN"):
         vla.load(tmp_path, OBS, ARM)
     vla.save(net, tmp_path / "export")
     with pytest.raises(UserError, match="was trained on other observations"):
