@@ -123,7 +123,7 @@ def export(
     format: Literal["torchscript", "onnx", "merged", "adapter", "gguf"] = "torchscript",
     out: str | None = None,
     checkpoint: str = "latest",
-    quantize: tuple[Literal["f16", "q8_0", "q4_0"], ...] = ("f16",),
+    quantize: tuple[Literal["f16", "bf16", "q8_0", "q4_0"], ...] = ("f16",),
     push: str | None = None,
 ) -> int:
     """Export the greedy policy of a run for use without foresight: as a file, or as the folder of a language model.

@@ -378,13 +378,13 @@ class TwoHot:
     """A scalar as a categorical over `bins` `[K]` (ascending), trained on the two bins around the target.
 
     Two-hot regression: MuZero (arXiv 1911.08265, appendix F), DreamerV3 (arXiv 2301.04104), where the bins
-    are symexp-spaced. The prediction is the mean of the bins.
+    are symexp-spaced. The prediction is the mean of the bins. Of wider `logits` `[..., >= K]` the first K count.
     """
 
-    __slots__ = ("bins", "choice")
+    __slots__ = ("bins", "choice", "wide")
 
     def __init__(self, logits: Tensor, bins: Tensor) -> None:
-        self.choice, self.bins = Categorical(logits), bins
+        self.wide, self.choice, self.bins = logits, Categorical(logits[..., : len(bins)]), bins
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A sampled bin."""
@@ -396,11 +396,10 @@ class TwoHot:
 
     def mean(self) -> Tensor:
         """Σ p·bin, the halves summed separately so that symmetric bins with equal p give exactly 0."""
-        logits = self.choice.logits
-        if compiled(logits) and not (torch.is_grad_enabled() and logits.requires_grad):
+        if compiled(self.wide) and not (torch.is_grad_enabled() and self.wide.requires_grad):
             from foresight.ops import fused_latent  # late: numba is slow to import
 
-            return fused_latent.two_hot_mean(logits, self.bins)
+            return fused_latent.two_hot_mean(self.wide, self.bins)
         terms = self.choice.mean() * self.bins
         half = terms.shape[-1] // 2
         middle = terms[..., half] if terms.shape[-1] % 2 else 0.0
@@ -423,12 +422,12 @@ class TwoHot:
     def loss(self, target: Tensor, *others: Tensor) -> Tensor:
         """Cross-entropy with the two bins around `target`; of several targets, the sum."""
         targets = (target, *others)
-        if not compiled(self.choice.logits):
+        if not compiled(self.wide):
             return _total([-self.logp(x) for x in targets])
         from foresight.ops import fused_latent  # late: numba is slow to import
 
         index, weight = transforms.two_hot_neighbors(torch.stack(targets, -1), self.bins)
-        return fused_latent.two_hot_loss(self.choice.logits, index, weight)
+        return fused_latent.two_hot_loss(self.wide, index, weight, len(self.bins))
 
 
 def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:

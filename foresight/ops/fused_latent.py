@@ -61,19 +61,20 @@ def one_hots(logits: Tensor, draws: Tensor | None, groups: int, uniform: float, 
 
 
 def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
-    """Σ softmax(logits) · bins, `[...]` of `[..., K]` and `[K]`, without gradient: the twin of `TwoHot.mean`."""
+    """Σ softmax(logits) · bins, `[...]` of `[..., >= K]` and `[K]`, without gradient: the twin of `TwoHot.mean`."""
     found = logits.new_empty(logits.shape[:-1])
-    _two_hot_mean(logits.detach().contiguous().view(-1, len(bins)).numpy(), bins.numpy(), found.view(-1).numpy())
+    rows = logits.detach().contiguous().view(-1, logits.shape[-1])
+    _two_hot_mean(rows.numpy(), bins.numpy(), found.view(-1).numpy())
     return found
 
 
-def two_hot_loss(logits: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+def two_hot_loss(logits: Tensor, index: Tensor, weight: Tensor, count: int) -> Tensor:
     """The sum of the cross-entropies of softmax(logits) with M two-hot codes, differentiable: see `TwoHot.loss`.
 
-    Shapes: logits `[..., K]`; `index` (int64) and `weight` `[..., M]` as `transforms.two_hot_neighbors` returns them;
-    returns `[...]`.
+    Shapes: logits `[..., >= K]`, of which the first `count`, K, are read; `index` (int64) and `weight` `[..., M]` as
+    `transforms.two_hot_neighbors` returns them; returns `[...]`.
     """
-    result: Tensor = _TwoHotLoss.apply(logits, index, weight)  # type: ignore[no-untyped-call]  # torch's
+    result: Tensor = _TwoHotLoss.apply(logits, index, weight, count)  # type: ignore[no-untyped-call]  # torch's
     return result
 
 
@@ -100,23 +101,25 @@ class _NormSilu(torch.autograd.Function):
 
 class _TwoHotLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, index: Tensor, weight: Tensor, count: int) -> Tensor:
         rows = logits.detach().contiguous().view(-1, logits.shape[-1])
         index, weight = index.contiguous().view(len(rows), -1), weight.contiguous().view(len(rows), -1)
         loss, scale = rows.new_empty(len(rows)), rows.new_empty(len(rows))
-        _two_hot_loss(rows.numpy(), index.numpy(), weight.numpy(), loss.numpy(), scale.numpy())
+        _two_hot_loss(rows.numpy(), index.numpy(), weight.numpy(), loss.numpy(), scale.numpy(), count)
         ctx.save_for_backward(rows, index, weight, scale)
+        ctx.count = count
         return loss.view(logits.shape[:-1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         rows, index, weight, scale = ctx.saved_tensors
         into = torch.empty_like(rows)
         _two_hot_loss_backward(
-            grad.contiguous().view(-1).numpy(), rows.numpy(), index.numpy(), weight.numpy(), scale.numpy(), into.numpy()
-        )
-        return into.view(*grad.shape, -1), None, None
+            grad.contiguous().view(-1).numpy(), rows.numpy(), index.numpy(), weight.numpy(), scale.numpy(),
+            into.numpy(), ctx.count,
+        )  # fmt: skip
+        return into.view(*grad.shape, -1), None, None, None
 
 
 @intrinsic
@@ -232,7 +235,7 @@ def _one_hots(logits: Floats, draws: Floats, probs: Floats, out: Floats, uniform
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _two_hot_mean(logits: Floats, bins: Floats, found: Floats) -> None:
-    rows, count = logits.shape
+    rows, count = len(logits), len(bins)
     half = count // 2
     for i in range(rows):
         row = logits[i]
@@ -252,9 +255,8 @@ def _two_hot_mean(logits: Floats, bins: Floats, found: Floats) -> None:
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def _two_hot_loss(logits: Floats, index: Indices, weight: Floats, loss: Floats, scale: Floats) -> None:
-    rows, count = logits.shape
-    for i in range(rows):
+def _two_hot_loss(logits: Floats, index: Indices, weight: Floats, loss: Floats, scale: Floats, count: int) -> None:
+    for i in range(len(logits)):
         row = logits[i]
         top = row[0]
         for j in range(1, count):
@@ -272,12 +274,12 @@ def _two_hot_loss(logits: Floats, index: Indices, weight: Floats, loss: Floats, 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _two_hot_loss_backward(
-    grad: Floats, logits: Floats, index: Indices, weight: Floats, scale: Floats, into: Floats
+    grad: Floats, logits: Floats, index: Indices, weight: Floats, scale: Floats, into: Floats, count: int
 ) -> None:
-    rows, count = logits.shape
     codes = index.shape[1]
-    for i in range(rows):
+    for i in range(len(logits)):
         row, to, above = logits[i], into[i], grad[i]
+        to[count:] = 0
         for j in range(count):
             to[j] = np.float32(codes) * above * _exp(row[j] - scale[i])
         for m in range(codes):

@@ -71,7 +71,7 @@ def export(
     """Write the policy of the run at `path` to `out`; returns that path.
 
     The default is `policy.pt` or `policy.onnx` in the run, or the folder `merged`, `adapter` or `gguf`, with a file for
-    each of `quantize`: "f16", "q8_0" or "q4_0". A TorchScript file contains a description of its inputs and
+    each of `quantize`: "f16", "bf16", "q8_0" or "q4_0". A TorchScript file contains a description of its inputs and
     outputs, `policy.json`; an ONNX file names them. Raises UserError for an unknown format or one that the run does not
     support, and if packages are missing.
     """

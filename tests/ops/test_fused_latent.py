@@ -57,17 +57,18 @@ def test_samples_have_their_probabilities() -> None:
 def test_two_hots() -> None:
     generator = torch.Generator().manual_seed(0)
     bins = transforms.symexp_bins(31, 4.0)
-    logits = (3 * torch.randn(6, 7, 31, generator=generator)).requires_grad_()
+    wide = (3 * torch.randn(6, 7, 32, generator=generator)).requires_grad_()  # the last logit is no bin's
+    logits = wide[..., :31]
     target, other = (20 * torch.randn(6, 7, generator=generator) for _ in range(2))
     hats = [np.stack([np.interp(x, bins, row) for row in np.eye(31)], -1) for x in (target, other)]
     code = torch.from_numpy(hats[0] + hats[1]).float()
     expected = -(code * logits.log_softmax(-1)).sum(-1)
-    found = TwoHot(logits, bins).loss(target, other)
+    found = TwoHot(wide, bins).loss(target, other)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    gradients = (torch.autograd.grad(x.square().sum(), logits)[0] for x in (found, expected))
+    gradients = (torch.autograd.grad(x.square().sum(), wide)[0] for x in (found, expected))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(TwoHot(logits, bins).mean(), logits.softmax(-1) @ bins, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(TwoHot(wide, bins).mean(), logits.softmax(-1) @ bins, rtol=1e-5, atol=1e-4)
         assert not TwoHot(torch.zeros(3, 255), transforms.symexp_bins()).mean().any()  # exactly 0
 
 

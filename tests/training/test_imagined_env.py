@@ -138,6 +138,8 @@ def test_actions_are_read_as_the_model_was_trained_to() -> None:
             torch.Generator().manual_seed(1)
         )
         torch.testing.assert_close(features_of(space, actor.to_env(action)), actor.action_features(action))
+        rows = torch.randn(5, 4, 4, generator=torch.Generator().manual_seed(2))
+        torch.testing.assert_close(actor(rows, 3).mode(), actor(rows[:, :3]).mode())  # the last step is not acted in
 
 
 def trained(train_ratio: float) -> Any:

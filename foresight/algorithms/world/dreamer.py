@@ -254,7 +254,8 @@ def descend(
     starts = {name: x[:, late].flatten(0, 1) for name, x in latents.items()}
     with precision.autocast(config.precision, state.inner.device):
         steps, features = imagination.rollout(model, starts, actor, config.horizon, config.gamma, state.inner)
-        output, predicted = actor(steps.obs), critic(features)  # the value of the last state only bootstraps
+        output = actor(features, config.horizon)  # of the last state only the value counts, which bootstraps
+        predicted = critic(features)
         with torch.no_grad():
             slow = state.slow_critic(features).mean()
     with torch.no_grad():

@@ -283,7 +283,8 @@ def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival
     flat = {name: x.flatten(0, 1) for name, x in starts.items()}
     with precision.autocast(config.precision, state.inner.device):
         steps, features = imagination.rollout(model, flat, actor, config.horizon, config.gamma, state.inner)
-        output, predicted = actor(steps.obs), critic(features)  # the value of the last state only bootstraps
+        output = actor(features, config.horizon)  # of the last state only the value counts, which bootstraps
+        predicted = critic(features)
         with torch.no_grad():
             slow = state.slow_critic(features).mean()
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """A language model as one GGUF file, which llama.cpp runs on a laptop or a phone; written by the package `gguf`.
 
-Matrices are stored as `f16`, or in blocks of 32 weights with one scale each: `q8_0` (8.5 bits a weight) or `q4_0` (4.5
-bits). With `q4_0` the embeddings, which are also the output, keep `q8_0`: their rounding moves every logit. Vectors
-(norms) stay float32. Names and metadata are those of llama.cpp, whose rotary embedding pairs neighboring rows: rows of
-the query and key matrices are interleaved, and `pretrained.load` (transformers) puts them back.
+Matrices are stored as `f16`, as `bf16`, or in blocks of 32 weights with one scale each: `q8_0` (8.5 bits a weight) or
+`q4_0` (4.5 bits). With `q4_0` the embeddings, which are also the output, keep `q8_0`: their rounding moves every logit.
+Vectors (norms) stay float32. Names and metadata are those of llama.cpp, whose rotary embedding pairs neighboring rows:
+rows of the query and key matrices are interleaved, and `pretrained.load` (transformers) puts them back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from foresight.errors import UserError, unknown
 from foresight.nets.language import pretrained
 
-QUANTIZATIONS = ("f16", "q8_0", "q4_0")
+QUANTIZATIONS = ("f16", "bf16", "q8_0", "q4_0")
 BLOCK = 32  # weights with one scale
 # How a tokenizer splits words before it merges bytes: llama.cpp's name of it, by the kinds of its pre-tokenizers.
 SPLITS = {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
@@ -86,6 +86,8 @@ def _kind(key: str, matrix: NDArray[np.float32], quantization: str) -> Any:
 
     if matrix.ndim == 1:
         return Kind.F32
+    if quantization == "bf16":
+        return Kind.BF16
     if quantization == "f16" or matrix.shape[-1] % BLOCK:
         return Kind.F16
     return Kind.Q8_0 if quantization == "q8_0" or "embed_tokens" in key or "lm_head" in key else Kind.Q4_0
@@ -96,6 +98,7 @@ def _describe(writer: Any, config: Any, quantization: str) -> None:
 
     kinds = {
         "f16": LlamaFileType.MOSTLY_F16,
+        "bf16": LlamaFileType.MOSTLY_BF16,
         "q8_0": LlamaFileType.MOSTLY_Q8_0,
         "q4_0": LlamaFileType.MOSTLY_Q4_0,
     }

@@ -58,9 +58,13 @@ class LatentActor(nn.Module):
         self.register_buffer("scale", (high - low) / 2, persistent=False)
         self.register_buffer("eye", torch.eye(self.width), persistent=False)
 
-    def forward(self, features: Tensor) -> Categorical | Normal:
-        """The policy; continuous actions are in units of half the range, about its center."""
+    def forward(self, features: Tensor, count: int | None = None) -> Categorical | Normal:
+        """The policy; continuous actions are in units of half the range, about its center.
+
+        Of `features` `[N, T, F]`, only at the first `count` steps: reading all and dropping the rest copies less.
+        """
         y = self.net(features)
+        y = y if count is None else y[:, :count]
         if not self.discrete:
             mean, std = y.chunk(2, -1)
             return Normal(mean.tanh(), 0.1 + 0.9 * torch.sigmoid(std + 2))

@@ -32,6 +32,7 @@ from foresight.ops import transforms
 CONVS = "convs"  # the encoder of images that DreamerV3 has
 AT_ONCE = 256  # images that are encoded or decoded together where memory is to be saved
 AT_ONCE_ELSEWHERE = 2_304  # not on a CPU
+ALIGNED = 16  # floats; on a CPU a product into rows of another multiple takes up to twice as long
 EPS = 1e-4  # of every RMSNorm, as in DreamerV3's code
 
 
@@ -184,7 +185,12 @@ class TwoHotMLP(nn.Module):
 
     def forward(self, x: Tensor) -> TwoHot:
         """Features `[..., F]` to a prediction `[...]`."""
-        return TwoHot(self.net(x), self.bins)
+        if not compiled(x):
+            return TwoHot(self.net(x), self.bins)
+        rest, layers = -len(self.bins) % ALIGNED, len(self.net) - 1
+        weight = functional.pad(self.net.get_parameter(f"{layers}.weight"), (0, 0, 0, rest))
+        bias = functional.pad(self.net.get_parameter(f"{layers}.bias"), (0, rest))
+        return TwoHot(functional.linear(self.net[:layers](x), weight, bias), self.bins)
 
 
 class Vectors(nn.Module):
