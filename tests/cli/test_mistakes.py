@@ -30,7 +30,7 @@ from foresight.runtime.monitoring import health
         (["train", "push.py", "--env", "CartPoel-v1"], "Did you mean 'CartPole-v1'?"),
         (["train", "push.py", "--seed", "1", "--seed", "2"], "--seed is given twice"),
         (["train", "grpo", "--reward", "f.py:score"], "--reward is an option of the task: write --env-options reward="),
-        (["train", "push.py", "--task", "addition"], "'control'"),
+        (["train", "push.py", "--task", "addition"], "addition is a text task, which push does not read"),
         (["train", "push.py", "--env", "CartPole-v1", "--env-options", "num_envs"], "key=value"),
         (["train", "nothing.py"], "There is no algorithm file nothing.py"),
         (["eval", "nothing"], "not a run directory"),
