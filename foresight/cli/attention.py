@@ -86,7 +86,7 @@ def _read(source: str, text: str | None, steps: int, seed: int, images: bool, ch
 
         if text is None:
             raise UserError(f"'{source}' is no run, so it is read as a language model: add --text \"…\".")
-        return sources.of_text(pretrained.load(source, precision="float32"), text, f"{source}: {text}")
+        return sources.of_text(pretrained.load(source, precision="float32", eager=True), text, f"{source}: {text}")
     agent = runner.load(Path(source), checkpoint)
     try:
         policy = getattr(agent.state, "policy", None)

@@ -51,6 +51,11 @@ def leaves(tree: Tree, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, tree
 
 
+def first(tree: Tree) -> torch.Tensor:
+    """The first tensor of a tree: all of them have its rows and its device."""
+    return next(x for _, x in leaves(tree, ""))
+
+
 def reset_carry(carry: Same, cut: torch.Tensor) -> Same:
     """The carry with the rows set to zero where `cut` `[B]` is 1. None stays None."""
     over = cut > 0

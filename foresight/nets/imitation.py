@@ -1,7 +1,8 @@
-"""What policies trained on recorded episodes share: normalized observations, and actions as vectors."""
+"""What policies trained on recorded episodes share: encoded observations, and actions as vectors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,45 +11,104 @@ import torch.nn.functional as F
 from gymnasium import spaces as gs
 from torch import Tensor, nn
 
+from foresight.data.embodiments import MISSION
 from foresight.data.episodes import FLAT, statistics
+from foresight.data.trajectory import Tree
 from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
 from foresight.nets.outputs import Categorical, TanhNormal
 
 
+class SeenObs(nn.Module):
+    """Observations as features `[..., size]`: every image by a network of its own, then the numbers `[..., width]`.
+
+    Observations are one array or a dict of arrays. Without images there are no parameters, and `size` is `width`.
+    """
+
+    def __init__(self, space: gs.Space[Any], images: str) -> None:
+        """`images` is a name of `encoders.IMAGES`. Raises UserError for instructions, and as `image_encoder`."""
+        super().__init__()
+        parts: dict[str, gs.Space[Any]] = dict(space.spaces) if isinstance(space, gs.Dict) else {"": space}
+        if MISSION in parts:
+            raise UserError(f"This policy does not read the instruction '{MISSION}' of {space}. Imitate it with: vla")
+        self.names = sorted(name for name, part in parts.items() if encoders.is_image(part))
+        nets = [encoders.image_encoder(parts[name], images) for name in self.names]
+        self.nets = nn.ModuleList(nets)
+        rest = {name: part for name, part in parts.items() if name not in (*self.names, encoders.ACTION_MASK)}
+        self.rest = space if "" in rest else gs.Dict(rest)
+        self.vector = encoders.vectorizer(self.rest) if rest else None
+        self.width = 0 if self.vector is None else self.vector.size
+        self.size = self.width + sum(net.size for net in nets)
+
+    def numbers(self, obs: Tree) -> Tensor:
+        """What is no image, `[..., width]`."""
+        if self.vector is None:
+            seen = obs[self.names[0]] if isinstance(obs, dict) else obs
+            return torch.zeros(len(seen), 0, device=seen.device)
+        y: Tensor = self.vector(obs)
+        return y
+
+    def forward(self, obs: Tree, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """`[..., size]`; `scale` takes the numbers `[..., width]` to numbers of the same shape."""
+        images = (obs[name] if isinstance(obs, dict) else obs for name in self.names)
+        features = [net(image) for net, image in zip(self.nets, images, strict=True)]
+        return torch.cat([*features, scale(self.numbers(obs))] if self.width else features, -1)
+
+
 class NormalizedObs(nn.Module):
     """Observations `[..., *shape]` as vectors `[..., size]` of mean 0 and deviation 1 over the data.
 
-    The statistics are buffers, so that they are saved with the policy. Integers become one-hot.
+    The statistics are buffers, so that they are saved with the policy. Integers become one-hot. With `images`, a name
+    of `encoders.IMAGES`, observations may be an image, or a dict of images and vectors; see `SeenObs`.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, space: gs.Space[Any]) -> None:
-        """Raises UserError for images and dicts."""
+    def __init__(self, space: gs.Space[Any], images: str | None = None) -> None:
+        """Raises UserError for instructions, and without `images` for images and dicts."""
         super().__init__()
-        if isinstance(space, gs.Dict) or space.dtype == np.uint8:
+        if images is None and (isinstance(space, gs.Dict) or space.dtype == np.uint8):
             raise UserError(
-                f"This policy reads one array of floats or one integer, not {space}. Imitate images with: vla"
+                f"This policy reads one array of floats or one integer, not {space}. Imitate images with: "
+                "behavior_cloning"
             )
-        self.vector = encoders.vectorizer(space)
-        self.size = self.vector.size
-        self.scaled = isinstance(space, gs.Box)
-        self.register_buffer("mean", torch.zeros(self.size))
-        self.register_buffer("std", torch.ones(self.size))
+        self.seen = SeenObs(space, images or "nature")
+        self.size, self.measured = self.seen.size, _measured(self.seen.rest)
+        self.register_buffer("mean", torch.zeros(self.seen.width))
+        self.register_buffer("std", torch.ones(self.seen.width))
 
-    def fit(self, obs: Tensor) -> None:
-        """Take the statistics of `obs` `[S, ...]`."""
-        if self.scaled:
-            mean, std = statistics(self.vector(obs))
-            self.mean.copy_(mean)
-            self.std.copy_(std)
+    def fit(self, obs: Tree, rows: Tensor | slice = slice(None)) -> None:
+        """Take the statistics of the `rows` `[S]` of `obs` `[R, ...]`."""
+        if not self.seen.width:
+            return
+        mean, std = statistics(self.seen.numbers(obs)[rows].to(self.mean.device))
+        measured = self.measured.to(mean.device)
+        self.mean.copy_(torch.where(measured, mean, 0))
+        self.std.copy_(torch.where(measured, std, 1))
 
-    def forward(self, obs: Tensor) -> Tensor:
+    def forward(self, obs: Tree) -> Tensor:
         """`[..., size]`."""
-        return (self.vector(obs) - self.mean) / self.std
+        y: Tensor = self.seen(obs, lambda x: (x - self.mean) / self.std)
+        return y
+
+
+def _measured(space: gs.Space[Any]) -> Tensor:
+    """Which entries of the vector of `space` are measurements, `[width]` bool; one-hot ones are not."""
+    if isinstance(space, gs.Dict):
+        return torch.cat([torch.zeros(0, dtype=torch.bool), *(_measured(part) for _, part in sorted(space.items()))])
+    measured = isinstance(space, gs.Box) and not encoders.is_symbolic(space)
+    return torch.full((encoders.vectorizer(space).size,), measured)
+
+
+def elsewhere(obs: gs.Space[Any], action: gs.Space[Any]) -> str:
+    """The advice where a policy cannot act in `action`: what imitates with these spaces."""
+    if isinstance(obs, gs.Dict) and MISSION in obs.spaces:
+        return "Imitate with: vla"
+    if isinstance(action, gs.Discrete):
+        return "Imitate with: behavior_cloning"
+    return "Wrap the environment so that it takes one."
 
 
 class MeanStd(nn.Module):

@@ -130,7 +130,7 @@ class Readers:
             self._policies = {}  # a model may be large: one at a time
             policy: Any = None
             if source == self._model:
-                policy = pretrained.load(source, precision="float32")
+                policy = pretrained.load(source, precision="float32", eager=True)
             else:
                 agent = run.load(self._library.path(source))
                 policy = getattr(agent.state, "policy", None)

@@ -10,8 +10,8 @@ otherwise `action_steps` of a chunk are taken before the next one is predicted.
 What is kept: the autoencoder, the L1 loss, β, the latent of 0 to act, the ensembling, mean and deviation of
 observations and actions, AdamW. The decoder has one layer, as the official code computes it.
 
-Differences: smaller networks; vector observations without images; padding at the end of an episode has no part in the
-mean of the loss.
+Differences: smaller networks; an observation, with its images, is one token, where each cell of a ResNet's feature map
+is one, and the posterior reads images too; padding at the end of an episode has no part in the mean of the loss.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from foresight.data.episodes import Episodes
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
+from foresight.nets import imitation
 from foresight.nets.imitation import MeanStd, NormalizedObs
 from foresight.nets.sequence.chunker import ActionChunker
 from foresight.ops import kl
@@ -42,7 +43,7 @@ REPORT = 50  # updates between two yields
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: small networks for vector observations; see the comments for the paper's values."""
+    """Defaults: small networks; see the comments for the paper's values."""
 
     steps: int = 5_000  # gradient steps
     seed: int = 0
@@ -50,6 +51,7 @@ class Config:
     chunk: int = 16  # actions T of a prediction; 100 in the paper, of 50 a second
     ensemble: float | None = 0.01  # m of the weights of temporal ensembling, the paper's; None: without it
     action_steps: int = 8  # of a chunk that are taken, without ensembling; all in the paper
+    images: str = "nature"  # the network of each image: "nature", "nips", "impala", "vit" or "swin"
     dim: int = 64  # width of the transformers; 512 in the paper
     heads: int = 4  # 8 in the paper
     hidden: int = 256  # units of their MLPs; 3200 in the paper
@@ -72,9 +74,11 @@ class Policy(nn.Module):
     def __init__(self, config: Config, spaces: Spaces) -> None:
         super().__init__()
         if not (isinstance(spaces.action, gs.Box) and len(spaces.action.shape) == 1):
-            raise UserError(f"ACT acts in a Box with one dim, not {spaces.action}. Imitate with: behavior_cloning")
+            raise UserError(
+                f"ACT acts in a Box with one dim, not {spaces.action}. {imitation.elsewhere(spaces.obs, spaces.action)}"
+            )
         self.spaces = spaces
-        self.inputs, self.actions = NormalizedObs(spaces.obs), MeanStd(spaces.action.shape[0])
+        self.inputs, self.actions = NormalizedObs(spaces.obs, config.images), MeanStd(spaces.action.shape[0])
         layers = (config.posterior_layers, config.encoder_layers, config.decoder_layers)
         self.net = ActionChunker(
             self.inputs.size, spaces.action.shape[0], config.chunk, config.dim, config.heads, config.hidden, layers,
@@ -83,9 +87,8 @@ class Policy(nn.Module):
 
     def fit(self, data: Episodes) -> None:
         """Take the statistics of the data."""
-        device = self.actions.mean.device
-        self.inputs.fit(data.obs[data.rows].to(device))
-        self.actions.fit(data.action[data.rows].to(device))
+        self.inputs.fit(data.obs, data.rows)
+        self.actions.fit(data.action[data.rows].to(self.actions.mean.device))
 
 
 @dataclass
@@ -114,7 +117,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def predict(state: State, obs: Tensor) -> Tensor:
+def predict(state: State, obs: Tree) -> Tensor:
     """Chunks of actions `[B, T, A]` in the environment's units for observations `[B, ...]`, with the latent 0."""
     policy = state.policy.eval()
     inputs = policy.inputs(obs)
@@ -143,8 +146,9 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     """
     config = state.config
     if carry is None:
-        count = torch.zeros(len(obs), config.chunk, dtype=torch.int64, device=obs.device)
-        ahead = torch.zeros(*count.shape, len(state.policy.actions.mean), device=obs.device)
+        like = trees.first(obs)
+        count = torch.zeros(len(like), config.chunk, dtype=torch.int64, device=like.device)
+        ahead = torch.zeros(*count.shape, len(state.policy.actions.mean), device=like.device)
         carry = {"ahead": ahead, "count": count, "steps": count[:, 0]}
     ahead, count, steps = carry["ahead"], carry["count"], carry["steps"]
     if config.ensemble is not None:
@@ -153,7 +157,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
         due = steps % config.action_steps == 0
         if due.any():
             ahead = ahead.clone()
-            ahead[due] = predict(state, obs[due])
+            ahead[due] = predict(state, trees.pick(obs, due))
     action = ahead[:, 0]
     ahead, count = (torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], 1) for x in (ahead, count))
     return action, {}, {"ahead": ahead, "count": count, "steps": steps + 1}
@@ -173,7 +177,7 @@ def read_files(state: State) -> None:
         state.policy.fit(state.episodes)
 
 
-def update(state: State, obs: Tensor, action: Tensor, real: Tensor) -> dict[str, float]:
+def update(state: State, obs: Tree, action: Tensor, real: Tensor) -> dict[str, float]:
     """One gradient step on observations `[B, ...]` and the actions `[B, T, A]` from there on; `real` `[B, T]`."""
     config, policy = state.config, state.policy.train()
     inputs, target = policy.inputs(obs), policy.actions.encode(action)
@@ -204,7 +208,7 @@ def train(
         rows, real = data.around(start, range(config.chunk))
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
             torch.manual_seed(config.seed + state.step)
-            batch = (data.obs[data.rows[start]], data.action[rows], real)
-            metrics = update(state, *(x.to(device) for x in batch))
+            batch = (trees.pick(data.obs, data.rows[start]), data.action[rows], real)
+            metrics = update(state, *(trees.to(x, device) for x in batch))
         if state.step % REPORT == 0 or state.step >= config.steps:
             yield state.step, metrics, state

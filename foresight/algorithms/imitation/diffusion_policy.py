@@ -10,9 +10,10 @@ What is kept: the receding horizon, the squared-cosine schedule, prediction of t
 U-Net with FiLM and the causal transformer, min-max scaling, chunks that repeat the first or the last step at the ends
 of an episode, AdamW with warmup and cosine, the averaged weights that act.
 
-Differences: smaller networks, and an MLP with residual blocks as in IDQL (arXiv:2304.10573) to choose; vector
-observations; no embedding of the observations in the U-Net; the observations are tokens of the transformer's sequence
-instead of a memory that it attends to; after clipping the noise is computed again, so that DDIM with η = 1 is DDPM.
+Differences: smaller networks, and an MLP with residual blocks as in IDQL (arXiv:2304.10573) to choose; images by a
+network of `nets.encoders`, without random crops, instead of a ResNet with a spatial softmax; no embedding of the
+observations in the U-Net; the observations are tokens of the transformer's sequence instead of a memory that it attends
+to; after clipping the noise is computed again, so that DDIM with η = 1 is DDPM.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from foresight.data.episodes import Episodes
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
-from foresight.nets import encoders
-from foresight.nets.imitation import MinMax
+from foresight.nets import imitation
+from foresight.nets.imitation import MinMax, SeenObs
 from foresight.nets.sequence.denoisers import DenoisingMLP, DenoisingTransformer, UNet1D
 from foresight.ops import schedules
 from foresight.ops.generative import diffusion
@@ -47,7 +48,7 @@ REPORT = 50  # updates between two yields
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: small networks for vector observations; see the comments for the paper's values (state policies)."""
+    """Defaults: small networks; see the comments for the paper's values (state policies)."""
 
     steps: int = 5_000  # gradient steps
     seed: int = 0
@@ -56,6 +57,7 @@ class Config:
     horizon: int = 16  # actions T_p that are predicted, the first one at the oldest observation; the paper's
     action_steps: int = 8  # of them that are taken, T_a; the paper's
     denoiser: str = "unet"  # "transformer", or "mlp": of the three the most samples a second
+    images: str = "nature"  # the network of each image: "nature", "nips", "impala", "vit" or "swin"
     widths: tuple[int, ...] = (64, 128)  # channels of the U-Net; (256, 512, 1024) in the paper
     kernel: int = 5  # steps that a convolution reads; the paper's
     groups: int = 8  # of channels that are normalized together; the paper's
@@ -84,15 +86,16 @@ class Policy(nn.Module):
         super().__init__()
         if not (isinstance(spaces.action, gs.Box) and len(spaces.action.shape) == 1):
             raise UserError(
-                f"A diffusion policy acts in a Box with one dim, not {spaces.action}. Imitate with: behavior_cloning"
+                f"A diffusion policy acts in a Box with one dim, not {spaces.action}. "
+                f"{imitation.elsewhere(spaces.obs, spaces.action)}"
             )
         if config.denoiser not in DENOISERS:
             raise errors.unknown("denoiser", config.denoiser, DENOISERS)
         self.spaces, width = spaces, spaces.action.shape[0]
-        self.vector = encoders.vectorizer(spaces.obs)
-        self.inputs, self.actions = MinMax(self.vector.size), MinMax(width)
+        self.seen = SeenObs(spaces.obs, config.images)
+        self.inputs, self.actions = MinMax(self.seen.width), MinMax(width)
         self.net: UNet1D | DenoisingTransformer | DenoisingMLP
-        size = config.obs_steps * self.vector.size
+        size = config.obs_steps * self.seen.size
         if config.denoiser == "unet":
             self.net = UNet1D(width, size, config.widths, config.kernel, config.groups, config.embedding)
         elif config.denoiser == "mlp":
@@ -100,7 +103,7 @@ class Policy(nn.Module):
         else:
             steps = config.obs_steps + config.horizon
             self.net = DenoisingTransformer(
-                width, self.vector.size, steps, config.dim, config.layers, config.heads, config.dropout
+                width, self.seen.size, steps, config.dim, config.layers, config.heads, config.dropout
             )
         if config.horizon % self.net.multiple:
             raise UserError(
@@ -112,12 +115,12 @@ class Policy(nn.Module):
 
     def fit(self, data: Episodes) -> None:
         """Take the scales of the data."""
-        self.inputs.fit(self.vector(data.obs[data.rows].to(self.alpha_bar.device)))
+        self.inputs.fit(self.seen.numbers(data.obs)[data.rows].to(self.alpha_bar.device))
         self.actions.fit(data.action[data.rows].to(self.alpha_bar.device))
 
-    def condition(self, obs: Tensor) -> Tensor:
+    def condition(self, obs: Tree) -> Tensor:
         """Observations `[B, T_o, ...]` as vectors `[B, T_o, D]`."""
-        y: Tensor = self.inputs.encode(self.vector(obs))
+        y: Tensor = self.seen(obs, self.inputs.encode)
         return y
 
 
@@ -156,14 +159,14 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def sample(state: State, obs: Tensor) -> Tensor:
+def sample(state: State, obs: Tree) -> Tensor:
     """Chunks of actions `[B, T_p, A]` in the environment's units for observations `[B, T_o, ...]`."""
     config, policy = state.config, state.average.eval()
     condition, alpha_bar = policy.condition(obs), policy.alpha_bar
     visited = diffusion.levels(config.diffusion_steps, config.denoising_steps)
 
     def normal() -> Tensor:
-        shape = (len(obs), config.horizon, len(policy.actions.low))
+        shape = (len(condition), config.horizon, len(policy.actions.low))
         return torch.randn(shape, generator=state.generator).to(condition.device)
 
     x = normal()
@@ -186,22 +189,28 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
 
     The carry is the last observations `[B, T_o, ...]`, the rest of the chunk, and the steps of the episode `[B]`.
     """
-    config = state.config
+    config, like = state.config, trees.first(obs)
     if carry is None:
         carry = {
-            "obs": obs.new_zeros(len(obs), config.obs_steps, *obs.shape[1:]),
-            "plan": torch.zeros(len(obs), config.action_steps, len(state.policy.actions.low), device=obs.device),
-            "steps": torch.zeros(len(obs), dtype=torch.int64, device=obs.device),
+            "obs": trees.stack([obs] * config.obs_steps),
+            "plan": torch.zeros(len(like), config.action_steps, len(state.policy.actions.low), device=like.device),
+            "steps": torch.zeros(len(like), dtype=torch.int64, device=like.device),
         }
     steps = carry["steps"]
-    seen = torch.cat([carry["obs"][:, 1:], obs.unsqueeze(1)], 1)
-    seen[steps == 0] = obs.unsqueeze(1)[steps == 0]  # before its first step an episode has no past
+    seen = trees.merge(lambda pair: remembered(pair[0], pair[1], steps), [carry["obs"], obs])
     plan, place = carry["plan"].clone(), steps % config.action_steps
     due = place == 0
     if due.any():
-        plan[due] = taken(sample(state, seen[due]), config.obs_steps, config.action_steps)
-    action = plan[torch.arange(len(obs), device=obs.device), place]
+        plan[due] = taken(sample(state, trees.pick(seen, due)), config.obs_steps, config.action_steps)
+    action = plan[torch.arange(len(plan), device=plan.device), place]
     return action, {}, {"obs": seen, "plan": plan, "steps": steps + 1}
+
+
+def remembered(past: Tensor, obs: Tensor, steps: Tensor) -> Tensor:
+    """The last observations `[B, T_o, ...]` and the new one `[B, ...]`, after `steps` `[B]` of the episode."""
+    seen = torch.cat([past[:, 1:], obs.unsqueeze(1)], 1)
+    seen[steps == 0] = obs.unsqueeze(1)[steps == 0]  # before its first step an episode has no past
+    return seen
 
 
 def reset_carry(carry: Tree, cut: Tensor) -> Tree:
@@ -219,7 +228,7 @@ def read_files(state: State) -> None:
         state.average.fit(state.episodes)
 
 
-def update(state: State, obs: Tensor, action: Tensor) -> dict[str, float]:
+def update(state: State, obs: Tree, action: Tensor) -> dict[str, float]:
     """One gradient step on observations `[B, T_o, ...]` and chunks `[B, T_p, A]` of their actions."""
     config, policy = state.config, state.policy.train()
     rate = schedules.warmup(state.step, config.lr_warmup) * schedules.cosine(state.step / config.steps, 1.0)
@@ -253,6 +262,7 @@ def train(
         rows, _ = data.around(start, offsets)
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
             torch.manual_seed(config.seed + state.step)
-            metrics = update(state, data.obs[rows[:, : config.obs_steps]].to(device), data.action[rows].to(device))
+            seen = trees.to(trees.pick(data.obs, rows[:, : config.obs_steps]), device)
+            metrics = update(state, seen, data.action[rows].to(device))
         if state.step % REPORT == 0 or state.step >= config.steps:
             yield state.step, metrics, state

@@ -5,7 +5,8 @@
 where D_p holds the episodes of the highest returns that together have the share p of all steps of the data. With p = 1
 rewards are not read; with p = 0.1 it is 10%-BC, the baseline of every method that is conditioned on returns.
 
-What is kept: the selection by steps, ordered by return. Differences: an MLP on one observation instead of the last 20.
+What is kept: the selection by steps, ordered by return. Differences: an MLP on one observation instead of the last 20,
+after a network of `nets.encoders` on each image.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from foresight import errors
+from foresight.data import trees
 from foresight.data.episodes import Episodes
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Spaces
@@ -32,12 +34,13 @@ REPORT = 50  # updates between two yields
 
 @dataclass(frozen=True)
 class Config:
-    """Defaults: small networks for vector observations."""
+    """Defaults: small networks."""
 
     steps: int = 3_000  # gradient steps
     seed: int = 0
     data: tuple[str, ...] = ()  # folders of episodes, see `foresight data episodes`
     share: float = 1.0  # of the steps, of the episodes with the highest returns; the paper: 0.1, 0.25, 0.4 and 1
+    images: str = "nature"  # the network of each image: "nature", "nips", "impala", "vit" or "swin"
     hidden: tuple[int, ...] = (128, 128)  # units per layer
     batch_size: int = 256  # steps per update
     learning_rate: float = 1e-3  # AdamW
@@ -49,14 +52,14 @@ class Config:
 class Policy(nn.Module):
     """Observations to outputs for actions."""
 
-    def __init__(self, spaces: Spaces, hidden: tuple[int, ...]) -> None:
+    def __init__(self, spaces: Spaces, hidden: tuple[int, ...], images: str) -> None:
         super().__init__()
         self.spaces = spaces
-        self.inputs, self.actions = NormalizedObs(spaces.obs), ActionCode(spaces.action)
+        self.inputs, self.actions = NormalizedObs(spaces.obs, images), ActionCode(spaces.action)
         self.body = MLP(self.inputs.size, hidden, "relu")
         self.head = nn.Linear(self.body.size, self.actions.width)
 
-    def forward(self, obs: Tensor) -> Tensor:
+    def forward(self, obs: Tree) -> Tensor:
         """`[..., width]`."""
         y: Tensor = self.head(self.body(self.inputs(obs)))
         return y
@@ -80,7 +83,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     errors.between(1e-6, 1, config, "share")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        policy = Policy(spaces, config.hidden).to(device)
+        policy = Policy(spaces, config.hidden, config.images).to(device)
     optimizer = torch.optim.AdamW(policy.parameters(), config.learning_rate, weight_decay=config.weight_decay)
     return State(config, policy, optimizer, torch.Generator().manual_seed(config.seed))
 
@@ -98,10 +101,10 @@ def read_files(state: State) -> None:
         offline.require_rewards(found)
     state.episodes = found.best(state.config.share)
     if not state.step:
-        state.policy.inputs.fit(state.episodes.obs[state.episodes.rows].to(state.policy.inputs.mean.device))
+        state.policy.inputs.fit(state.episodes.obs, state.episodes.rows)
 
 
-def update(state: State, obs: Tensor, action: Tensor) -> dict[str, float]:
+def update(state: State, obs: Tree, action: Tensor) -> dict[str, float]:
     """One gradient step on observations `[B, ...]` and actions `[B, ...]`."""
     policy = state.policy
     loss = policy.actions.loss(policy(obs), action).mean()
@@ -122,6 +125,6 @@ def train(
     assert data is not None
     while state.step < config.steps:
         rows = data.rows[torch.randint(0, len(data.rows), (config.batch_size,), generator=state.sampler)]
-        metrics = update(state, data.obs[rows].to(device), data.action[rows].to(device))
+        metrics = update(state, trees.to(trees.pick(data.obs, rows), device), data.action[rows].to(device))
         if state.step % REPORT == 0 or state.step >= config.steps:
             yield state.step, metrics, state

@@ -31,16 +31,20 @@ FILES = ("config.json", ADAPTER)  # a model folder has one of them
 HEADS = "heads.safetensors"  # in a model folder; transformers ignores it
 
 
-def load(name: str, device: torch.device | str = "cpu", precision: str = "auto", narrow: bool = False) -> LanguageModel:
+def load(
+    name: str, device: torch.device | str = "cpu", precision: str = "auto", narrow: bool = False, eager: bool = False
+) -> LanguageModel:
     """A pretrained model with float32 weights that computes in `precision`.
 
     `name` is "smollm2", a Hugging Face folder (of a model, or of an adapter, which is merged into its base), a GGUF
     file, or a hub id. "auto" computes in bfloat16 where the processor supports it natively, and in float32 elsewhere;
-    `narrow` also stores the weights so, for frozen ones. Raises UserError if there is no such model.
+    `narrow` also stores the weights so, for frozen ones. With `eager` its own attention gives its weights. Raises
+    UserError if there is no such model.
     """
     from transformers import AutoModelForCausalLM
 
-    return _load(AutoModelForCausalLM, name, device, precision, narrow)[0]
+    options = {"attn_implementation": "eager"} if eager else {}
+    return _load(AutoModelForCausalLM, name, device, precision, narrow, **options)[0]
 
 
 def load_scorer(

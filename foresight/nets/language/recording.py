@@ -42,14 +42,21 @@ def read(module: Any, tokens: Tensor, knock_outs: Sequence[KnockOut] = ()) -> tu
     """The weights `[B, heads, T, T]` of each layer of a transformers model, and its logits `[B, T, V]`.
 
     A model without a head gives its last hidden states. A model that does not take other attention functions must have
-    been loaded with its own eager attention, and nothing can be knocked out of it. Raises UserError otherwise.
+    been loaded with its own eager attention, and nothing can be knocked out of it, nor of one with a soft cap or
+    sinks, with which rows sum to less than 1. Raises UserError otherwise, and for a model of an encoder and a decoder.
     """
+    if getattr(module.config, "is_encoder_decoder", False):
+        raise UserError(f"{type(module).__name__} has an encoder and a decoder: give a model of one stack.")
     _register()
     own = module.config._attn_implementation
     module.set_attn_implementation(ATTENTION)
     try:
         with recorded(knock_outs) as weights:
             output = module(input_ids=tokens, use_cache=False)
+    except UserError:  # a soft cap or sinks, which its own attention has
+        if knock_outs:
+            raise
+        weights = []
     finally:
         module.set_attn_implementation(own)
     if not weights:

@@ -23,7 +23,7 @@ Pass = Callable[[Sequence[KnockOut]], tuple[list[Tensor], Tensor]]
 class Maps:
     """The attention of one pass over S tokens, of which the last T are queries (usually all: T = S).
 
-    - `weights`: of each layer, `[heads, T, S]`; rows sum to 1;
+    - `weights`: of each layer, `[heads, T, S]`; rows sum to 1, with attention sinks to less;
     - `output` `[T, ...]`: logits where `probabilities`, otherwise features;
     - `names`: of the outputs with the index that they have, such as words or actions;
     - `targets` `[T]`: the right output of each query, -1 where there is none; or None;

@@ -10,6 +10,7 @@ from gymnasium import spaces as gs
 
 from foresight.data import episodes
 from foresight.data.episodes import Episodes
+from foresight.data.trajectory import Tree
 from foresight.envs.base import Spaces
 
 SPACES = Spaces(gs.Box(-9, 9, (2,), np.float32), gs.Box(-9, 9, (2,), np.float32))
@@ -23,6 +24,18 @@ def line(length: int = 6, count: int = 4, dims: int = 2) -> Episodes:
     action[-1] = 0
     one = Episodes(obs, action, torch.zeros(length + 1), torch.tensor([length]), torch.tensor([False]))
     return episodes.join([one] * count)
+
+
+SIGHTS = {  # a picture whose brightness is the time of `line`, alone or with a vector
+    "picture": gs.Box(0, 255, (12, 12, 1), np.uint8),
+    "dict": gs.Dict({"eye": gs.Box(0, 255, (12, 12, 1), np.uint8), "pose": gs.Box(-9, 9, (2,), np.float32)}),
+}
+
+
+def seen(kind: str, values: torch.Tensor) -> Tree:
+    """Observations `[..., 2]` of `line` as those of the space `SIGHTS[kind]`, whose vector then is constant."""
+    picture = (40 * values[..., :1, None, None]).expand(*values.shape[:-1], 12, 12, 1).byte()
+    return picture if kind == "picture" else {"eye": picture, "pose": torch.ones_like(values)}
 
 
 def two_modes(count: int = 16) -> Episodes:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gs
@@ -12,10 +14,10 @@ from gymnasium import spaces as gs
 from foresight.algorithms.imitation import act
 from foresight.errors import UserError
 from foresight.training import offline
-from tests.algorithms.imitation.lines import ENV, SPACES, line
+from tests.algorithms.imitation.lines import ENV, SIGHTS, SPACES, line, seen
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
-from tests.sabotage import change, sabotaged_by, scaled
+from tests.sabotage import change, returns, sabotaged_by, scaled
 
 CONFIG = act.Config(
     steps=3, data=("d",), chunk=4, action_steps=2, dim=8, heads=2, hidden=16, posterior_layers=1, encoder_layers=1,
@@ -103,6 +105,25 @@ def test_it_learns_the_line() -> None:
     assert (chunk[..., 0] - expected).abs().mean() < 1 and (chunk[..., 1] - 3).abs().max() < 0.3
 
 
+@pytest.mark.parametrize("kind", SIGHTS)
+@sabotaged_by("foresight.nets.sequence.vit.pixels", returns(lambda x: 0 * x))
+def test_pictures_are_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the network reads depends on the picture, whose encoder is trained; a constant vector is 0."""
+    data = dataclasses.replace(line(), obs=seen(kind, line().obs))
+    monkeypatch.setattr(offline, "read", lambda *_: data)
+    env = SimpleNamespace(spaces=SPACES._replace(obs=SIGHTS[kind]))
+    config = dataclasses.replace(CONFIG, images="vit:12", steps=2, ensemble=None)
+    state = last(act, config, env)
+    before = act.build(config, env.spaces).policy.inputs.seen.nets[0].encoder.embed.weight
+    assert not torch.equal(before, state.policy.inputs.seen.nets[0].encoder.embed.weight)
+    obs = seen(kind, torch.tensor([[0.0, 1], [5.0, 1]]))
+    features = state.policy.inputs(obs)
+    assert (features[0] - features[1]).abs().max() > 0.01 and (features[:, 64:] == 0).all()
+    action, _, carry = act.act(state, obs)
+    assert torch.equal(action, act.predict(state, obs)[:, 0])
+    assert torch.equal(act.act(state, obs, carry)[0], act.predict(state, obs)[:, 1])
+
+
 def test_mistakes_are_named() -> None:
     for fields, message in (
         ({"chunk": 8}, "chunk 8 is longer than every episode of the data: the longest has 6 steps"),
@@ -111,5 +132,11 @@ def test_mistakes_are_named() -> None:
     ):
         with pytest.raises(UserError, match=message):
             last(act, dataclasses.replace(CONFIG, **fields), ENV)
-    with pytest.raises(UserError, match="acts in a Box with one dim"):
-        act.build(CONFIG, SPACES._replace(action=gs.Discrete(2)))
+    mission = gs.Dict({"mission": gs.Box(0, 255, (8,), np.uint8)})
+    for spaces, message in (
+        (SPACES._replace(action=gs.Discrete(2)), "acts in a Box with one dim.*Imitate with: behavior_cloning"),
+        (SPACES._replace(action=gs.Discrete(2), obs=mission), "acts in a Box with one dim.*Imitate with: vla"),
+        (SPACES._replace(obs=mission), "does not read the instruction 'mission'.*Imitate it with: vla"),
+    ):
+        with pytest.raises(UserError, match=message):
+            act.build(CONFIG, spaces)

@@ -13,7 +13,7 @@ from foresight.algorithms.imitation import diffusion_policy as dp
 from foresight.errors import UserError
 from foresight.ops.generative import diffusion
 from foresight.training import offline
-from tests.algorithms.imitation.lines import ENV, SPACES, TWO_MODES, line, two_modes
+from tests.algorithms.imitation.lines import ENV, SIGHTS, SPACES, TWO_MODES, line, seen, two_modes
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
 from tests.sabotage import change, sabotaged_by, scaled
@@ -58,6 +58,29 @@ def test_two_modes_stay_two(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (chunks.abs() > 0.8).float().mean() > 0.9
     high = (chunks > 0).float()
     assert 0.3 < high.mean() < 0.7 and (high.mean(1) - 0.5).abs().mean() > 0.45
+
+
+@pytest.mark.parametrize("kind", SIGHTS)
+@sabotaged_by("foresight.algorithms.imitation.diffusion_policy.remembered",
+              lambda f: lambda past, obs, steps: f(past, obs, 0 * steps))  # fmt: skip
+def test_every_step_of_pictures_is_encoded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The condition of T_o steps depends on the older picture, the encoder is trained, and a vector is scaled."""
+    data = dataclasses.replace(line(), obs=seen(kind, line().obs))
+    monkeypatch.setattr(offline, "read", lambda *_: data)
+    env = SimpleNamespace(spaces=SPACES._replace(obs=SIGHTS[kind]))
+    config = dataclasses.replace(CONFIG, denoiser="mlp", images="vit:12", steps=2, action_steps=1)
+    state = last(dp, config, env)
+    before = dp.build(config, env.spaces).policy.seen.nets[0].encoder.embed.weight
+    assert not torch.equal(before, state.policy.seen.nets[0].encoder.embed.weight)
+    steps = [seen(kind, torch.full((3, 2), float(t))) for t in (0, 1)]
+    found = []
+    for first in steps:
+        _, _, carry = dp.act(state, first)
+        _, _, carry = dp.act(state, steps[1], carry)
+        found.append(state.average.condition(carry["obs"]))
+    assert found[0].shape == (3, 2, 64 + 2 * (kind == "dict"))
+    same = (found[0] == found[1]).all(-1)
+    assert same[:, 1].all() and not same[:, 0].any() and (found[0][..., 64:] == 0).all()  # constant in the data
 
 
 def _widened(original):

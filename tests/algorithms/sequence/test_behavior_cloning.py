@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces as gs
 
 from foresight.algorithms.sequence import behavior_cloning as bc
+from foresight.data import trees
 from foresight.errors import UserError
 from foresight.training import offline
 from tests.algorithms.sequence.chain import ENV, chain
@@ -41,6 +45,19 @@ def test_the_best_episodes_are_imitated() -> None:
     probability = [state.policy(torch.ones(1, 1)).softmax(-1)[0, 1].item() for state in (every, best)]
     assert abs(probability[0] - 0.5) < 0.06 and probability[1] > 0.97, probability
     assert bc.act(best, torch.ones(2, 1))[0].tolist() == [1, 1]
+
+
+def test_pictures_are_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discrete actions from a dict of a picture, bytes and an integer: the parity of the step is the brightness."""
+    space = gs.Dict({"eye": gs.Box(0, 255, (12, 12, 1), np.uint8), "room": gs.Discrete(3)})
+    data = chain()
+    bright = (200 * data.action).view(-1, 1, 1, 1).expand(-1, 12, 12, 1).byte()
+    obs = {"eye": bright, "room": torch.full((len(bright),), 1)}
+    monkeypatch.setattr(offline, "read", lambda *_: dataclasses.replace(data, obs=obs))
+    env = SimpleNamespace(spaces=ENV.spaces._replace(obs=space))
+    state = last(bc, dataclasses.replace(CONFIG, steps=10, images="vit:12"), env)
+    assert torch.equal(bc.act(state, trees.pick(obs, data.rows))[0], data.action[data.rows])
+    assert (state.policy.inputs.mean == 0).all() and (state.policy.inputs.std == 1).all()  # one-hot is not scaled
 
 
 def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

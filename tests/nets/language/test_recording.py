@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, T5Config, T5ForConditionalGeneration
 
 from foresight.errors import UserError
 from foresight.nets.language import recording
@@ -72,3 +73,25 @@ def test_a_model_whose_kernels_give_no_weights_is_refused_with_the_way_to_load_i
         recording.read(Fixed("sdpa"), TOKENS)
     with pytest.raises(UserError, match="Nothing can be knocked out of Fixed"):
         recording.read(Fixed("eager"), TOKENS, [KnockOut(0)])
+
+
+@sabotaged_by("foresight.nets.language.recording._own_weights", change("tokens", lambda x: x.flip(1)))
+def test_a_soft_cap_is_that_of_the_model() -> None:
+    """Gemma 2, whose attention ours does not compute: its own weights."""
+    config = Gemma2Config(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, attn_logit_softcapping=2.0, attn_implementation="eager",
+    )  # fmt: skip
+    gemma = Gemma2ForCausalLM(config).eval()
+    weights, logits = recording.read(gemma, TOKENS % 50)
+    expected = gemma(input_ids=TOKENS % 50, output_attentions=True)
+    assert len(weights) == 2 and all(map(torch.equal, weights, expected.attentions))
+    assert torch.equal(logits, expected.logits) and gemma.config._attn_implementation == "eager"
+    with pytest.raises(UserError, match="a soft cap, which is not supported"):
+        recording.read(gemma, TOKENS % 50, [KnockOut(0)])
+
+
+def test_an_encoder_and_a_decoder_are_refused() -> None:
+    config = T5Config(vocab_size=50, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    with pytest.raises(UserError, match="T5ForConditionalGeneration has an encoder and a decoder"):
+        recording.read(T5ForConditionalGeneration(config), TOKENS % 50)
