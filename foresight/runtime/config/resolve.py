@@ -55,7 +55,7 @@ def resolve(
     env_option, other_option = ("task", "env") if declared.option == "task" else ("env", "task")
     name, wrong = (task, env) if declared.option == "task" else (env, task)
     if wrong is not None:
-        declared.resolve_name(os.fspath(wrong), entry)  # says which algorithms read a text task
+        declared.resolve_name(os.fspath(wrong), entry)  # names the algorithms that read a text task
         raise UserError(f"{entry.name} is a '{entry.kind}' algorithm: use --{env_option}, not --{other_option}.")
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
     config_fields.written(env_options or {})  # raises if an option cannot be written to config.yaml

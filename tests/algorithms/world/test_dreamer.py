@@ -195,7 +195,7 @@ def test_spaces_that_are_not_supported_are_named() -> None:
         (sides().spaces, "images of 8, 16, 32, 64 or 128 pixels, not 36 x 36"),
         (hidden_choice().spaces, "action_mask"),
         (Spaces(gs.Box(0, 1, (8, 8, 3), np.float32), gs.Discrete(2)), "one image .* or numbers in one dim, .*flatten"),
-        (Spaces(gs.Dict({"view": IMAGE, "speed": box}), gs.Discrete(2)), "in a Dict, as view.* only the image"),
+        (Spaces(gs.Dict({"view": IMAGE, "speed": box}), gs.Discrete(2)), "in a Dict, as view.*FilterObservation"),
     ):
         with pytest.raises(UserError, match=message):
             dreamer.build(DREAMER, spaces)

@@ -200,7 +200,7 @@ def test_what_is_refused() -> None:
         _model(gs.Box(0, 255, (36, 36, 3), np.uint8))
     masked = gs.Dict({"obs": BOX, "action_mask": gs.MultiBinary(3)})
     for space, message in (
-        (gs.Dict({"view": IMAGE, "speed": BOX}), "in a Dict, as view.* only the image"),
+        (gs.Dict({"view": IMAGE, "speed": BOX}), "in a Dict, as view.*FilterObservation"),
         (gs.Box(0, 1, (40, 44, 3), np.float32), "one image .* or numbers in one dim, .*flatten"),
         (masked, "do not support an action_mask"),
     ):

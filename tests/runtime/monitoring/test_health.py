@@ -59,7 +59,7 @@ def test_an_environment_without_end_is_named_once() -> None:
     assert [len(sentences) for sentences in reported] == [0, 1, 0] and "time_limit=1000" in reported[1][0]
     ends = Health(settings=settings)
     assert not ends.check(30_000, {"return": 9.0}) and not ends.check(50_000, {})
-    assert not Health(settings=resolve("vla", preset="BabyAI")).check(10**9, {})  # learns from data
+    assert not Health(settings=resolve("vla", preset="BabyAI")).check(10**9, {})  # trained on data
 
 
 def test_one_bad_step_is_noise_and_absence_is_nothing() -> None:
