@@ -45,7 +45,7 @@ def beginnings(model: WorldModel, space: gs.Space[Any], replay: Sequences, gener
     device = generator.device
     obs, _ = replay.episodes()
     obs = tree_map(lambda x: x[-STARTS:].unsqueeze(1).to(device), obs)
-    count = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    count = len(trees.first(obs))
     action = torch.zeros(count, 1, latent_actor.action_width(space), device=device)
     found = model.observe(model.initial(count), obs, action, torch.zeros(count, 1, device=device), generator)
     return model.begin(tree_map(lambda x: x[:, 0], found))

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from foresight import errors
+from foresight.data import trees
 from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay, Transitions, shared_replay
 from foresight.data.trajectory import Tree
@@ -134,7 +135,7 @@ def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> t
     network = state.network
     if not explore:
         return network.best(network(obs).mean(), obs), {}, carry
-    count = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    count = len(trees.first(obs))
     random = torch.rand(count, generator=state.generator, device=state.generator.device) < epsilon(state)
     if not random.any():
         return network.best(network(obs).mean(), obs), {}, carry

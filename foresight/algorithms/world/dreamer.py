@@ -172,7 +172,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     action. The extras are the carry, for the replay.
     """
     model, actor, config = state.model, state.actor, state.config
-    batch = (next(iter(obs.values())) if isinstance(obs, dict) else obs).shape[0]
+    batch = trees.first(obs).shape[0]
     carry = model.initial(batch) if carry is None else carry
     nothing = torch.zeros(batch, 1, device=state.generator.device)
     one = tree_map(lambda x: x.unsqueeze(1), obs)

@@ -124,7 +124,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     are extras, for the replay.
     """
     model, config = state.model, state.config
-    batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    batch = len(trees.first(obs))
     carry = model.initial(batch) if carry is None else carry
     nothing = torch.zeros(batch, 1, device=state.generator.device)
     one = tree_map(lambda x: x.unsqueeze(1), obs)

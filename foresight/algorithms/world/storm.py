@@ -200,7 +200,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     steps. The extras are the action as the model reads it, for the replay.
     """
     model, actor = state.model, state.actor
-    batch = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+    batch = len(trees.first(obs))
     carry = model.initial(batch) if carry is None else carry
     one, generator = tree_map(lambda x: x.unsqueeze(1), obs), state.generator if explore else None
     nothing = torch.zeros(batch, 1, actor.width, device=state.generator.device)  # the action is not chosen yet

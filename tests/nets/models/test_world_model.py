@@ -19,7 +19,7 @@ SPACE = gs.Box(0, 255, (32, 32, 3), np.uint8)
 @sabotaged_by("foresight.nets.models.world_model.mlp", change("scale", lambda x: 1.0))
 def test_a_new_two_hot_head_predicts_exactly_0() -> None:
     head = TwoHotMLP(5, 8, 1)
-    for x in (torch.randn(7, 5), torch.randn(7, 5, dtype=torch.float64).float().requires_grad_()):
+    for x in (torch.randn(7, 5), torch.randn(7, 5).requires_grad_()):
         assert not head(x).mean().any()
 
 
