@@ -7,6 +7,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 class config:
     DISABLE_JIT: ClassVar[bool]
+    NUMBA_NUM_THREADS: ClassVar[int]
 
 class _Signature: ...
 
@@ -22,7 +23,11 @@ uint8: _Kind
 
 class types:
     float32: ClassVar[_Kind]
+    uint16: ClassVar[_Kind]
 
+class prange(range): ...
+
+def set_num_threads(n: int) -> None: ...
 @overload
 def njit(function: _Function, /) -> _Function: ...
 @overload
@@ -32,6 +37,7 @@ def njit(
     *,
     cache: bool = ...,
     nogil: bool = ...,
+    parallel: bool = ...,
     inline: str = ...,
     error_model: str = ...,
     fastmath: bool | set[str] = ...,

@@ -28,7 +28,7 @@ def test_products_are_those_of_autocast():
     torch.testing.assert_close(found.float(), plain.float(), atol=0.02, rtol=0.02)
 
 
-def _decoder(family: str) -> nn.Module:
+def decoder(family: str) -> nn.Module:
     """Two layers of a transformers model, with biases where the family has them, and norms that are not 1."""
     import transformers
 
@@ -36,7 +36,7 @@ def _decoder(family: str) -> nn.Module:
 
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(
-        vocab_size=96, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=42, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attn_implementation="sdpa",
     )  # fmt: skip
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -52,7 +52,7 @@ def _decoder(family: str) -> nn.Module:
 @sabotaged_by("foresight.nets.language.packed._run", change("position_embeddings", lambda both: (both[0], -both[1])))
 @torch.no_grad()
 def test_whole_layers_are_those_of_transformers(family):
-    model, ids = _decoder(family), torch.randint(96, (3, 20), generator=torch.Generator().manual_seed(1))
+    model, ids = decoder(family), torch.randint(42, (3, 20), generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16):
         plain = model(ids).logits.float()
         with packed(torch.bfloat16, 3, model):
@@ -66,7 +66,7 @@ def test_whole_layers_are_those_of_transformers(family):
 def test_layers_that_compute_again_do_so_afterward_and_where_there_is_a_gradient():
     from foresight.nets.language import checkpointing
 
-    model, ids = _decoder("Llama"), torch.arange(12)[None]
+    model, ids = decoder("Llama"), torch.arange(12)[None]
     checkpointing.recompute(model)
     before = [vars(layer)["forward"] for layer in model.model.layers]
     with packed(torch.bfloat16, 3, model):
@@ -78,7 +78,7 @@ def test_layers_that_compute_again_do_so_afterward_and_where_there_is_a_gradient
 def test_a_layer_with_an_adapter_is_packed_by_its_parts():
     from peft import LoraConfig, get_peft_model
 
-    adapted = get_peft_model(_decoder("Llama"), LoraConfig(target_modules=["q_proj"], r=2))
+    adapted = get_peft_model(decoder("Llama"), LoraConfig(target_modules=["q_proj"], r=2))
     layer = adapted.get_base_model().model.layers[0]
     with packed(torch.bfloat16, 3, adapted):
         assert "forward" not in vars(layer) and "forward" in vars(layer.mlp.up_proj)
