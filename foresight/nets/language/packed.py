@@ -6,7 +6,7 @@ overhead of small operations, so layers of known models are fused: projections w
 queries and keys are rotated together.
 
 A single row needs no packing: all layers of a known model are then compiled loops over plain weights in bfloat16
-(`ops.fused_token`), and only prompts are read by the products of torch.
+(`nets.language.fused_token`), and only prompts are read by the products of torch.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _linear(layer: nn.Linear, rows: int) -> functools.partial[Tensor]:
 
 def _one(product: functools.partial[Tensor]) -> Product:
     """The same product, where there is one row only by a compiled loop: then in float32."""
-    from foresight.ops import fused_token  # late: numba is slow to import
+    from foresight.nets.language import fused_token  # late: numba is slow to import
 
     weight, bias = product.args
     held = fused_token.bits(weight), fused_token.floats(bias)
@@ -189,7 +189,7 @@ def _layers(stack: Any) -> functools.partial[Any]:
 
 def _part(layer: Any, products: Sequence[functools.partial[Tensor]]) -> Any:
     """A layer for `_token`, over the weights of its `_layer`."""
-    from foresight.ops.fused_token import Layer, bits, floats
+    from foresight.nets.language.fused_token import Layer, bits, floats
 
     attend, before, between = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
     heads, out, gates, narrow = (bits(product.args[0]) for product in products)
@@ -223,7 +223,7 @@ def _token(stack: Any, plain: Callable[..., Any], parts: Any, buffers: _Buffers,
     x, tree = inputs["inputs_embeds"], inputs.get("tree")
     if x.shape[:2] != (1, 1) or torch.is_grad_enabled() or not _alone(tree):
         return plain(**inputs)
-    from foresight.ops import fused_token
+    from foresight.nets.language import fused_token
 
     step = cast(DecodeStep, tree)
     cos, sin = stack.rotary_emb(x, inputs["position_ids"])

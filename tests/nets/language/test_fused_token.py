@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from foresight.nets.language import packed
+from foresight.nets.language import fused_token, packed
 from foresight.nets.language.cache import Level
 from foresight.nets.language.model import LanguageModel
-from foresight.ops import fused_token
 from tests import tiny_language
 from tests.nets.language.test_packed import decoder
 from tests.sabotage import change, sabotaged_by
@@ -17,7 +16,7 @@ from tests.sabotage import change, sabotaged_by
 KIND = torch.bfloat16
 
 
-@sabotaged_by("foresight.ops.fused_token.linear", change("bias", lambda bias: -bias))
+@sabotaged_by("foresight.nets.language.fused_token.linear", change("bias", lambda bias: -bias))
 def test_a_product_of_one_row() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(37, 21, generator=generator), torch.randn(37, generator=generator)
@@ -30,7 +29,9 @@ def test_a_product_of_one_row() -> None:
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
-@sabotaged_by("foresight.ops.fused_token.layers", change("sin", lambda x: -x), change("place", lambda place: place - 1))
+@sabotaged_by(
+    "foresight.nets.language.fused_token.layers", change("sin", lambda x: -x), change("place", lambda place: place - 1)
+)
 @torch.no_grad()
 def test_a_decoded_row_is_that_of_transformers(family: str) -> None:
     """Tokens one by one after a prompt, with weights that bfloat16 holds exactly; keys and values are rounded to it."""
