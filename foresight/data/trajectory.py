@@ -78,7 +78,7 @@ class Trajectory:
             raise ValueError(f"{count} minibatches need at least {count} rows, but the trajectory has {rows}.")
         order = torch.randperm(rows, generator=generator, device="cpu").to(self.reward.device)
         shuffled = self.map(lambda x: x.index_select(0, order))  # one gather per field; the parts below are views
-        for start, stop in _bounds(rows, count):
+        for start, stop in itertools.pairwise(batch_edges(rows, count)):
             yield shuffled.map(_part(start, stop))
 
 
@@ -89,6 +89,6 @@ def _part(start: int, stop: int) -> Callable[[Tensor], Tensor]:
     return lambda x: x[start:stop]
 
 
-def _bounds(rows: int, count: int) -> list[tuple[int, int]]:
-    edges = [round(i * rows / count) for i in range(count + 1)]
-    return list(itertools.pairwise(edges))
+def batch_edges(rows: int, count: int) -> list[int]:
+    """Where `count` minibatches of `rows` rows begin, and where the last one ends."""
+    return [round(i * rows / count) for i in range(count + 1)]

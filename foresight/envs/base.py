@@ -77,6 +77,22 @@ class Feedback(NamedTuple):
     info: dict[str, Any]
 
 
+class Unrolled(NamedTuple):
+    """T steps that an environment made in one compiled loop, with the fields of `Feedback`.
+
+    `obs` is `[T + 1, B, ...]` with the observation before the first step, everything else `[T, B, ...]`; `info` is of
+    all steps.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    cut: Tensor
+    final_obs: Tensor
+    info: dict[str, Any]
+
+
 class Env(Protocol):
     """A batch of `num_envs` environments with same-step autoreset: a cut step already shows the next episode."""
 

@@ -13,7 +13,7 @@ from foresight.data import episodes as data
 from foresight.data import trees
 from foresight.data.sequences import Sequences
 from foresight.data.trajectory import Trajectory, Tree, tree_map
-from foresight.envs.base import Env, Episodes
+from foresight.envs.base import Env, Episodes, Unrolled
 from foresight.errors import UserError
 from foresight.ops import returns
 
@@ -59,9 +59,13 @@ def segment(
     """`steps` steps of every environment, from `obs`, on `device`. Episodes may end inside; `cut` marks where.
 
     Finished episodes are added to `episodes`. A memory (`carry`) is reset where an episode is cut. With `terminal` the
-    final observations of terminations are kept too, and `limit` is 1 there.
+    final observations of terminations are kept too, and `limit` is 1 there. If `choose` has an `unroll` for this
+    environment, that makes the steps, in a compiled loop.
     """
     first, home = carry, device.type == "cpu"
+    unroll = getattr(choose, "unroll", None) if home and carry is None and not terminal else None
+    if unroll is not None and (found := unroll(env, obs, steps)) is not None:
+        return _unrolled(found, episodes)
     transitions: list[tuple[Any, ...]] = []
     noted: list[dict[str, Tensor]] = []
     limits = _Limits()
@@ -255,6 +259,15 @@ class _Limits:
         envs = limited.nonzero().squeeze(-1)
         if len(envs):  # rarely
             self.found.append((t, envs, trees.pick(final, envs), trees.pick(carry, envs)))
+
+
+def _unrolled(found: Unrolled, episodes: Episodes) -> Rollout:
+    episodes.note(found.info)
+    last, parts = found.obs[-1].clone(), (found.obs[:-1], *found[1:-1])
+    obs, action, reward, discount, cut, final = (x.transpose(0, 1).contiguous() for x in parts)
+    limit = cut * discount
+    batch = Trajectory(obs, action, reward, discount, cut, torch.ones_like(cut), extras={"limit": limit})
+    return Rollout(batch, last, final[limit > 0])
 
 
 def _rollout(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foresight.data.trajectory import Tree
-from foresight.nets.heads import PolicyHead
+from foresight.nets.heads import CategoricalHead, PolicyHead, ScalarHead
 from foresight.nets.mlp import Encoder, orthogonal
 from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.outputs import Output, Scalar
 from foresight.nets.scored_actions import ScoredActions
 from foresight.nets.stacked_mlp import StackedMLP
+from foresight.ops.fused_mlp import Member
 
 
 class SharedTrunk(nn.Module):
@@ -175,6 +177,19 @@ class ActorCritic(nn.Module):
         (policy, value), back = found
         return self._actions(policy, obs), self.value_head(value), lambda p, v: back([p, v.unsqueeze(-1)])
 
+    def small_members(self, obs: Tree) -> tuple[Tensor, Member, Member, bool] | None:
+        """The flat parameter, policy and value in it, and whether they have ReLU, for compiled loops over `obs`.
+
+        None unless that is all there is: two small MLPs over vectors, one choice of several, and a value.
+        """
+        plain = self.normalizer is None and self.mask_key is None and type(self.value_head) is ScalarHead
+        if not plain or not isinstance(self.body, StackedMLP) or not isinstance(self.policy_head, CategoricalHead):
+            return None
+        if (members := self.body.small_members(obs)) is None:
+            return None
+        policy, value = members
+        return self.body.flat, policy, value, self.body.activation == "relu"
+
     def policy_parameters(self) -> list[nn.Parameter]:
         """The parameters of the policy alone. The body must be `SeparateNetworks`."""
         assert isinstance(self.body, SeparateNetworks)
@@ -192,3 +207,26 @@ class ActorCritic(nn.Module):
         if self.mask_key is None:
             return self.policy_head(y)
         return self.policy_head(y, obs[self.mask_key] > 0)
+
+
+class Sampled:
+    """Acts by what a network samples: the `choose` of `envs.collect`."""
+
+    def __init__(self, network: Any, generator: torch.Generator) -> None:
+        self.network, self.generator = network, generator
+
+    def __call__(self, obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:
+        """Actions `[B, ...]` for observations, no extras, and the next memory."""
+        output, carry = self.network.step(obs, carry)
+        return output.sample(self.generator), {}, carry
+
+    def unroll(self, env: Any, obs: Tree, steps: int) -> Any:
+        """The same for `steps` steps in a compiled loop; None if policy or environment have none."""
+        play = getattr(env, "unroll", None)
+        if play is None or not isinstance(self.network, ActorCritic):
+            return None
+        if (found := self.network.small_members(obs)) is None:
+            return None
+        _, policy, _, relu = found
+        noise = torch.empty(steps, len(obs), int(policy.sizes[-1])).exponential_(generator=self.generator).log_()
+        return play(policy, relu, obs, noise)

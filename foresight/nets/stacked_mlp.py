@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from foresight import errors
+from foresight.data.trajectory import Tree
 from foresight.nets.mlp import ACTIVATIONS, SQRT2
 from foresight.ops import fused_mlp
-from foresight.ops.fused_mlp import Layer
+from foresight.ops.fused_mlp import Member, Place
 
-FEW_ROWS = 64  # with at most so many rows a whole forward pass is faster in numpy
+FEW_ROWS = 64  # with at most so many rows a whole forward pass is faster as a compiled loop, of large layers too
 
 
 class StackedMLP(nn.Module):
@@ -48,8 +49,8 @@ class StackedMLP(nn.Module):
         self.sizes = [[inputs, *hidden, size] for size in outputs]
         count = sum(a * b + b for sizes in self.sizes for a, b in itertools.pairwise(sizes))
         self.flat = nn.Parameter(torch.zeros(count))
-        self._views: tuple[int, list[list[Layer]]] | None = None
-        self._memory: tuple[Tensor, list[list[tuple[Tensor, Tensor]]]] | None = None
+        self._views: tuple[int, list[Member]] | None = None
+        self._memory: tuple[Tensor, list[Place]] | None = None
         for mlp, gain in zip(self.layers(), gains, strict=True):
             for i, (weight, _) in enumerate(mlp):
                 nn.init.orthogonal_(weight, SQRT2 if i < len(mlp) - 1 else gain)
@@ -95,6 +96,12 @@ class StackedMLP(nn.Module):
 
         return [outputs[-1] for outputs in activations], back
 
+    def small_members(self, x: Tree) -> list[Member] | None:
+        """Its MLPs for compiled loops over rows such as `x`; None where a layer is large, or `vjp` is None."""
+        if not isinstance(x, Tensor) or not self._fast(x) or any(mlp.large for mlp in self._layers()):
+            return None
+        return self._layers()
+
     def _run(self, x: Tensor, chosen: Sequence[int], frozen: bool = False) -> Sequence[Tensor]:
         if x.dim() != 2:
             shape = x.shape[:-1]
@@ -105,8 +112,7 @@ class StackedMLP(nn.Module):
         layers = self._layers()
         if not torch.is_grad_enabled():
             if x.shape[0] <= FEW_ROWS:
-                array = x.numpy()
-                return [torch.from_numpy(fused_mlp.forward_numpy(array, layers[i], self.activation)) for i in chosen]
+                return [fused_mlp.outputs(x, layers[i], self.activation) for i in chosen]
             return [fused_mlp.forward(x, layers[i], self.activation)[-1] for i in chosen]
         weights = self.flat.detach() if frozen else self.flat
         return _Node.apply(x, weights, self, layers, chosen)  # type: ignore[no-untyped-call]  # torch's
@@ -122,18 +128,18 @@ class StackedMLP(nn.Module):
             and not torch.is_autocast_enabled("cpu")
         )
 
-    def _layers(self) -> list[list[Layer]]:
+    def _layers(self) -> list[Member]:
         flat = self._parameters["flat"]
         assert flat is not None
         if self._views is None or self._views[0] != flat.data_ptr():  # the parameter has moved in memory
-            self._views = flat.data_ptr(), _layers(flat.detach(), self.sizes)
+            self._views = flat.data_ptr(), _members(flat.detach(), self.sizes)
         return self._views[1]
 
-    def _gradient(self) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
+    def _gradient(self) -> tuple[Tensor, list[Place]]:
         """A buffer for the gradient of `flat`, and its views; every call returns the same buffer."""
         if self._memory is None:
             memory = torch.empty_like(self.flat, requires_grad=False)
-            self._memory = memory, _split(memory, self.sizes)
+            self._memory = memory, _places(memory, self.sizes)
         return self._memory
 
     def __getstate__(self) -> dict[str, Any]:
@@ -181,8 +187,13 @@ def _split(flat: Tensor, mlps: Sequence[Sequence[int]]) -> list[list[tuple[Tenso
     return result
 
 
-def _layers(flat: Tensor, mlps: Sequence[Sequence[int]]) -> list[list[Layer]]:
-    return [[Layer(w, w.t(), b, w.numpy().T, b.numpy()) for w, b in mlp] for mlp in _split(flat, mlps)]
+def _places(flat: Tensor, mlps: Sequence[Sequence[int]]) -> list[Place]:
+    counts = [sum(a * b + b for a, b in itertools.pairwise(sizes)) for sizes in mlps]
+    return [Place(part.numpy(), mlp) for part, mlp in zip(flat.split(counts), _split(flat, mlps), strict=True)]
+
+
+def _members(flat: Tensor, mlps: Sequence[Sequence[int]]) -> list[Member]:
+    return [Member.of(place, sizes) for place, sizes in zip(_places(flat, mlps), mlps, strict=True)]
 
 
 def plain(x: Tensor, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Tensor:

@@ -5,8 +5,10 @@ Each has a readable twin, which computes the same with the other ops, and a test
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +16,13 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foresight.ops import fused_mlp
+from foresight.ops.fused_latent import FAST, _exp
+from foresight.ops.fused_mlp import BLOCK, Member, backward_rows, forward_rows
+
 Floats = NDArray[np.float32]
 Actions = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 SCALED = np.arange(256, dtype=np.float32) / np.float32(255)  # a table of byte / 255, as a division takes longer
 
@@ -51,6 +58,48 @@ def clipped_objective(
         entropy_coef, normalize,
     )  # fmt: skip
     return grad_logits, grad_value, metrics
+
+
+class Adam(NamedTuple):
+    """Adam's settings and, for one flat parameter, its averages of gradients and of their squares, in place."""
+
+    average: Floats
+    squares: Floats
+    rate: float
+    betas: tuple[float, float]
+    eps: float
+
+
+class Clipping(NamedTuple):
+    """The coefficients of PPO's loss, and the bound of the gradient norm."""
+
+    ratio: float
+    value: float  # infinite: values are not clipped
+    value_coef: float
+    entropy_coef: float
+    normalize: bool
+    max_norm: float
+
+
+def clipped_epoch(
+    policy: Member, value: Member, relu: bool, flat: Floats, columns: Sequence[Tensor], order: Tensor,
+    edges: Sequence[int], clipping: Clipping, adam: Adam, step: int,
+) -> Tensor:  # fmt: skip
+    """One epoch of PPO, in place: the twin of `ppo.epochs` for two small networks, which are all of `flat`.
+
+    `columns` are observations `[N, D]`, actions, and log-probabilities, advantages, targets and values `[N]`. The
+    minibatches are the rows `order[edges[k] : edges[k + 1]]`. `step` counts the steps of Adam that were made. Returns
+    the metrics of `clipped_objective` for each, `[K, 5]`.
+    """
+    metrics, most = torch.empty(len(edges) - 1, 5), max(b - a for a, b in itertools.pairwise(edges))
+    fused_mlp.one_thread()
+    obs, action, old_logprob, advantage, target, old_value = (x.numpy() for x in columns)
+    _clipped_epoch(
+        policy.flat, policy.sizes, value.flat, value.sizes, relu, flat, obs, action, old_logprob, advantage, target,
+        old_value, order.numpy(), np.array(edges), most, *clipping, *adam, step, fused_mlp.passing(policy),
+        fused_mlp.passing(value), metrics.numpy(),
+    )  # fmt: skip
+    return metrics
 
 
 def squash(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,3 +263,77 @@ def _clipped_objective(
         grad_value[i] = value_coef * error / rows
     metrics[0], metrics[1], metrics[2] = policy_loss / rows, value_loss / rows, entropy / rows
     metrics[3], metrics[4] = divergence / rows, outside / rows
+
+
+@njit(cache=True)
+def _clipped_epoch(
+    policy: Floats, policy_sizes: Indices, value: Floats, value_sizes: Indices, relu: bool, flat: Floats, obs: Floats,
+    action: Actions, old_logprob: Floats, advantage: Floats, target: Floats, old_value: Floats, order: Indices,
+    edges: Indices, most: int, clip_ratio: float, clip_value: float, value_coef: float, entropy_coef: float,
+    normalize: bool, max_norm: float, average: Floats, squares: Floats, rate: float, betas: tuple[float, float],
+    eps: float, step: int, scratch: Floats, other_scratch: Floats, metrics: Floats,
+) -> None:  # fmt: skip
+    padded, actions = -(-most // BLOCK) * BLOCK, policy_sizes[-1]
+    x, chosen = np.empty((most, obs.shape[1]), np.float32), np.empty(most, np.int64)
+    columns = np.empty((4, most), np.float32)
+    hidden = np.empty(padded * policy_sizes[1:-1].sum(), np.float32)
+    other_hidden = np.empty(padded * value_sizes[1:-1].sum(), np.float32)
+    logps, values = np.empty((padded, actions), np.float32), np.empty((padded, 1), np.float32)
+    grad_logps, grad_values = np.empty((most, actions), np.float32), np.empty((most, 1), np.float32)
+    gradient, nothing = np.empty_like(flat), np.empty((0, 0), np.float32)
+    for k in range(len(edges) - 1):
+        rows = order[edges[k] : edges[k + 1]]
+        n, count = len(rows), -(-len(rows) // BLOCK) * BLOCK
+        for i in range(n):
+            row = rows[i]
+            for j in range(obs.shape[1]):
+                x[i, j] = obs[row, j]
+            chosen[i] = action[row]
+            columns[0, i], columns[1, i] = old_logprob[row], advantage[row]
+            columns[2, i], columns[3, i] = target[row], old_value[row]
+        inner, other = hidden[: count * policy_sizes[1:-1].sum()], other_hidden[: count * value_sizes[1:-1].sum()]
+        forward_rows(x[:n], policy, policy_sizes, relu, BLOCK, inner, logps[:count])
+        forward_rows(x[:n], value, value_sizes, relu, BLOCK, other, values[:count])
+        _log_softmax(logps[:n])
+        _clipped_objective(
+            logps[:n], values[:n, 0], chosen[:n], columns[0, :n], columns[1, :n], columns[2, :n], columns[3, :n],
+            grad_logps[:n], grad_values[:n, 0], metrics[k], clip_ratio, clip_value, value_coef, entropy_coef, normalize,
+        )  # fmt: skip
+        head, tail = gradient[: len(policy)], gradient[len(policy) :]
+        backward_rows(grad_logps[:n], x[:n], inner, policy, policy_sizes, relu, head, nothing, scratch)
+        backward_rows(grad_values[:n], x[:n], other, value, value_sizes, relu, tail, nothing, other_scratch)
+        _clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step + k + 1)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _log_softmax(rows: Floats) -> None:
+    for i in range(len(rows)):
+        row, total = rows[i], np.float32(0)
+        most = row.max()
+        for j in range(len(row)):
+            total += _exp(row[j] - most)
+        most += math.log(total)
+        for j in range(len(row)):
+            row[j] -= most
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _clip_and_step(
+    flat: Floats, gradient: Floats, max_norm: float, average: Floats, squares: Floats, rate: float,
+    betas: tuple[float, float], eps: float, step: int,
+) -> None:  # fmt: skip
+    """One step of Adam (Kingma and Ba 2015, alg. 1) down the clipped gradient."""
+    total = np.float32(0)
+    for i in range(len(gradient)):
+        total += gradient[i] * gradient[i]
+    norm = math.sqrt(total)
+    scale = np.float32(max_norm / (norm + 1e-6)) if norm > max_norm else np.float32(1)
+    first, second = np.float32(betas[0]), np.float32(betas[1])
+    size = np.float32(rate / (1 - betas[0] ** step))
+    root, small = np.float32(math.sqrt(1 - betas[1] ** step)), np.float32(eps)
+    one = np.float32(1)
+    for i in range(len(flat)):
+        slope = gradient[i] * scale
+        average[i] = first * average[i] + (one - first) * slope
+        squares[i] = second * squares[i] + (one - second) * slope * slope
+        flat[i] -= size * average[i] / (np.sqrt(squares[i]) / root + small)

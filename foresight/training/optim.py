@@ -67,14 +67,9 @@ def advance(optimizer: torch.optim.Optimizer) -> None:
     Only fused Adam is faster, and only without hooks, schedulers, amsgrad or maximize.
     """
     group = optimizer.param_groups[0]
-    plain = type(optimizer) is torch.optim.Adam and len(optimizer.param_groups) == 1 and group["fused"]
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    wrapped = "step" in vars(optimizer)  # by a scheduler, to count steps
-    if not plain or hooks or wrapped or group["amsgrad"] or group["maximize"] or isinstance(group["lr"], Tensor):
-        optimizer.step()
-        return
     held = [(p, p.grad, optimizer.state.get(p) or {}) for p in group["params"]]
-    if any(grad is None or not state for _, grad, state in held):  # the first step allocates the state
+    # the first step allocates the state
+    if not _plain(optimizer) or any(grad is None or not state for _, grad, state in held):
         optimizer.step()
         return
     steps = [state["step"] for _, _, state in held]
@@ -95,6 +90,27 @@ def advance(optimizer: torch.optim.Optimizer) -> None:
             amsgrad=False,
             maximize=False,
         )
+
+
+def _plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this is fused Adam without hooks and schedulers."""
+    group = optimizer.param_groups[0]
+    plain = type(optimizer) is torch.optim.Adam and len(optimizer.param_groups) == 1 and group["fused"]
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    wrapped = "step" in vars(optimizer)  # by a scheduler, to count steps
+    return plain and not (hooks or wrapped or group["amsgrad"] or group["maximize"] or isinstance(group["lr"], Tensor))
+
+
+def only_moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor] | None:
+    """The state of plain Adam of one parameter, for a compiled loop that makes its steps in this process alone.
+
+    None where `advance` or `join_` do more than such a loop, and before the first step.
+    """
+    group = optimizer.param_groups[0]
+    if not _plain(optimizer) or group["weight_decay"] or distributed.processes() > 1:
+        return None
+    alone = len(group["params"]) == 1 and group["params"][0] is parameter
+    return (optimizer.state.get(parameter) or None) if alone else None
 
 
 def step(optimizer: torch.optim.Optimizer, backward: Callable[[], object]) -> None:

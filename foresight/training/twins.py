@@ -11,13 +11,15 @@ another device, activation or head. A test compares each with its readable loss,
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from foresight.data.replay import Transitions
-from foresight.data.trajectory import Trajectory
+from foresight.data.trajectory import Trajectory, batch_edges
 from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.critics import Critics
 from foresight.nets.heads import CategoricalHead, PopArtHead
@@ -27,6 +29,7 @@ from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.nets.sequence.vla_actor_critic import VLAActorCritic
 from foresight.nets.values import Values
 from foresight.ops import fused
+from foresight.training import optim
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,6 +69,26 @@ class Coefficients(Protocol):
     def normalize_advantage(self) -> bool:
         """Whether advantages are normalized over a minibatch."""
 
+    @property
+    def max_grad_norm(self) -> float:
+        """The bound of the gradient norm."""
+
+    @property
+    def target_kl(self) -> float | None:
+        """The divergence that ends the epochs; None: nothing does."""
+
+    @property
+    def critic_warmup(self) -> int:
+        """The first updates of a VLA that train its value head only."""
+
+    @property
+    def epochs(self) -> int:
+        """Passes over a rollout."""
+
+    @property
+    def minibatches(self) -> int:
+        """Gradient steps of an epoch."""
+
 
 class Clipped(Protocol):
     """The State of PPO, as far as its loss needs it."""
@@ -91,6 +114,41 @@ def clipped_objective(state: Clipped, batch: Trajectory, clip: float) -> tuple[B
         batch.value, clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
     )  # fmt: skip
     return lambda: back(grad_logits, grad_value), metrics
+
+
+class Stepping(Clipped, Protocol):
+    """The State of PPO, as far as its epochs need it."""
+
+    optimizer: torch.optim.Adam
+    shuffler: torch.Generator
+
+
+def clipped_epochs(state: Stepping, data: Trajectory, clip: float) -> Tensor | None:
+    """The twin of `ppo.epochs`, for what `clipped_objective` applies to, if all layers are small."""
+    config, network, optimizer = state.config, state.network, state.optimizer
+    if config.target_kl is not None or config.critic_warmup or not isinstance(network, ActorCritic):
+        return None
+    if (found := network.small_members(data.obs)) is None:
+        return None
+    flat, policy, value, relu = found
+    if (moments := optim.only_moments(optimizer, flat)) is None:
+        return None
+    assert data.logprob is not None and data.value is not None
+    steps = data.obs, data.action, data.logprob, data.extras["advantage"], data.extras["target"], data.value
+    clipping = fused.Clipping(
+        clip, math.inf if config.clip_value is None else config.clip_value, config.value_coef, config.entropy_coef,
+        config.normalize_advantage, config.max_grad_norm,
+    )  # fmt: skip
+    group, rows, metrics = optimizer.param_groups[0], len(data.reward), []
+    averages = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
+    adam = fused.Adam(*averages, group["lr"], group["betas"], group["eps"])
+    for _ in range(config.epochs):
+        order, edges = torch.randperm(rows, generator=state.shuffler), batch_edges(rows, config.minibatches)
+        weights, made = flat.detach().numpy(), int(moments["step"])
+        metrics.append(fused.clipped_epoch(policy, value, relu, weights, steps, order, edges, clipping, adam, made))
+        moments["step"] += config.minibatches
+    torch.autograd.graph.increment_version(flat)
+    return torch.cat(metrics)
 
 
 def q_loss(

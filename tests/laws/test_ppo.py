@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -194,3 +196,37 @@ def test_what_stands_in_such_a_row_has_no_effect():
         weights.append((torch.cat([p.flatten() for p in state.network.parameters()]), metrics))
     assert torch.equal(weights[0][0], weights[1][0])
     assert weights[0][1] == weights[1][1]
+
+
+@sabotaged_by(
+    "foresight.ops.fused.clipped_epoch", change("step", lambda n: 3 * n), change("edges", lambda e: [e[0], e[-1]])
+)
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_the_compiled_epochs_are_the_readable_ones(activation):
+    """Weights, moments and metrics after two epochs of five minibatches, of which none is full."""
+    env = Gymnasium("CartPole-v1")
+    config = ppo.Config(
+        steps=1024, rollout_steps=64, learning_rate=1e-3, clip_value=0.2, entropy_coef=0.01, epochs=2, minibatches=5,
+        activation=activation,
+    )  # fmt: skip
+    *_, (_, _, state) = ppo.train(config, env)
+    rows = _rows(state, env).replace(mask=None, next_value=None)
+    rows = rows.replace(logprob=rows.logprob - 0.1, value=rows.value + 0.1)
+    states = [state, copy.deepcopy(state)]
+    metrics = [way(one, rows, 0.2) for way, one in zip((ppo.epochs, ppo.epochs.__wrapped__), states, strict=True)]
+    torch.testing.assert_close(*metrics, rtol=1e-3, atol=1e-4)
+    found, expected = ([one.network.body.flat, *one.optimizer.state_dict()["state"][0].values()] for one in states)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=2e-5)
+    assert torch.equal(torch.rand(3, generator=state.shuffler), torch.rand(3, generator=states[1].shuffler))
+
+
+def test_what_has_no_compiled_epochs_takes_the_readable_ones(monkeypatch):
+    calls = []
+    monkeypatch.setattr(ppo.optim, "descend", lambda *args: calls.append(args))
+    for options in ({"target_kl": 1.0}, {"normalize_obs": True}, {"hidden": (256, 256)}, {"activation": "elu"}):
+        config, before = ppo.Config(num_envs=8, rollout_steps=32, **options), len(calls)
+        env = Gymnasium("CartPole-v1")
+        state = ppo.build(config, env.spaces)
+        rows = _rows(state, env).replace(mask=None, next_value=None)
+        assert ppo.epochs(state, rows, 0.2).shape == (16, 5) and len(calls) == before + 16

@@ -127,7 +127,7 @@ def test_other_activations_dtypes_and_autocast_take_the_plain_way():
         assert _random(4, (8,), "tanh")(x)[0].dtype == torch.bfloat16
 
 
-@sabotaged_by("foresight.nets.stacked_mlp._layers", lambda f: lambda flat, sizes: f(flat.clone(), sizes))
+@sabotaged_by("foresight.nets.stacked_mlp._members", lambda f: lambda flat, sizes: f(flat.clone(), sizes))
 def test_new_weights_are_used_however_they_arrive():
     module, x = _random(4, (8,), "tanh"), torch.randn(9, 4)
     before = module(x)[0].detach()

@@ -17,7 +17,6 @@ acting and in training. Left out: asynchrony.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -29,7 +28,7 @@ from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.nets import encoders, heads, normalize
-from foresight.nets.actor_critic import ActorCritic
+from foresight.nets.actor_critic import ActorCritic, Sampled
 from foresight.nets.sequence import memory
 from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.ops import advantage, diagnostics, policy, returns, schedules, value
@@ -129,7 +128,7 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
     config, network = state.config, state.network
     if carry is None:
         carry = network.initial(env.num_envs)
-    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    choose, device = Sampled(state.network, state.generator), state.generator.device
     segment = collect.segment(env, obs, choose, config.rollout_steps, device, state.episodes, carry)
     steps, start = segment.trajectory, memory.starts(segment.trajectory.cut)
     state.step += steps.reward.numel()

@@ -62,7 +62,7 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, precision
-from foresight.nets.actor_critic import ActorCritic
+from foresight.nets.actor_critic import ActorCritic, Sampled
 from foresight.nets.outputs import Normal, Output
 from foresight.nets.sequence import memory, vla
 from foresight.nets.sequence.action_tokens import Tokens
@@ -189,12 +189,12 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
     if held is not None and isinstance(head, heads.StateDependentHead):
         noise = head.noise(env.num_envs, held, state.generator)
 
-    def choose(obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:  # `act` with less overhead
+    def perturbed(obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:
         output, carry = state.network.step(obs, carry)
-        if noise is not None and isinstance(output, Normal):
-            return output.perturbed(next(noise)), {}, carry
-        return output.sample(state.generator), {}, carry
+        assert noise is not None and isinstance(output, Normal)  # of a StateDependentHead
+        return output.perturbed(next(noise)), {}, carry
 
+    choose = Sampled(state.network, state.generator) if noise is None else perturbed  # `act` with less overhead
     segment = collect.segment(
         env, obs, choose, state.config.rollout_steps, state.generator.device, state.episodes, carry
     )
@@ -264,6 +264,23 @@ def _value_head_only(network: VLAActorCritic, backward: Callable[[], object]) ->
             weight.grad = None
 
 
+@twin(twins.clipped_epochs)
+def epochs(state: State, data: Trajectory, clip: float) -> Tensor:
+    """Minibatch steps over a rollout, shuffled in every epoch: the `LOSS_METRICS` of each step, `[K, 5]`."""
+    config, losses = state.config, []
+    shuffled = (part for _ in range(config.epochs) for part in data.minibatches(config.minibatches, state.shuffler))
+    for minibatch in shuffled:
+        backward, loss = objective(state, minibatch, clip)
+        losses.append(loss)
+        if state.step <= config.critic_warmup * config.num_envs * config.rollout_steps:
+            assert isinstance(state.network, VLAActorCritic)
+            backward = functools.partial(_value_head_only, state.network, backward)
+        if config.target_kl is not None and loss[LOSS_METRICS.index("approx_kl")] > 1.5 * config.target_kl:
+            break
+        optim.descend(state.optimizer, backward, config.max_grad_norm)
+    return torch.stack(losses)
+
+
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
     """Epochs of minibatch steps on one evaluated rollout; `progress` in [0, 1] anneals learning rate and clip range."""
     config = state.config
@@ -291,21 +308,10 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
             real = mask.flatten() > 0
             data = data.map(lambda x: x[real])
 
-    losses: list[Tensor] = []
-    shuffled = (part for _ in range(config.epochs) for part in data.minibatches(config.minibatches, state.shuffler))
-    for minibatch in shuffled:
-        backward, loss = objective(state, minibatch, clip)
-        losses.append(loss)
-        if state.step <= config.critic_warmup * config.num_envs * config.rollout_steps:
-            assert isinstance(state.network, VLAActorCritic)
-            backward = functools.partial(_value_head_only, state.network, backward)
-        if config.target_kl is not None and loss[LOSS_METRICS.index("approx_kl")] > 1.5 * config.target_kl:
-            break
-        optim.descend(state.optimizer, backward, config.max_grad_norm)
-
+    losses = epochs(state, data, clip)
     if state.network.normalizer is not None:
         state.network.normalizer.update(data.obs if config.memory is None else batch.obs[mask > 0])
-    metrics = dict(zip(LOSS_METRICS, torch.stack(losses).mean(0).tolist(), strict=True))
+    metrics = dict(zip(LOSS_METRICS, losses.mean(0).tolist(), strict=True))
     explained = diagnostics.explained_variance(batch.value[mask > 0], target[mask > 0]).item()
     return {**metrics, "explained_variance": explained, "learning_rate": rate}
 

@@ -19,7 +19,8 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.envs.base import Feedback, Spaces
+from foresight.envs.base import Feedback, Spaces, Unrolled
+from foresight.ops.fused_mlp import Member, forward_rows, one_thread
 
 _CHUNK = 1 << 15  # bytes of observations that are allocated at once: a kept row keeps its chunk alive, and rows that
 # outlive two small collections of garbage bring on a full one, which takes 0.2 seconds
@@ -104,6 +105,35 @@ def _pendulum(
     return count
 
 
+@njit(cache=True)
+def _unroll_cartpole(
+    start: int, policy: Floats, sizes: Longs, relu: bool, noise: Floats, seen: Floats, action: Longs, limit: int,
+    obs: Floats, final: Floats, scalars: Floats, state: Doubles, starts: Doubles, cursor: Longs, steps: Longs,
+    returns: Doubles, ended: Doubles, log: Doubles, logits: Floats, hidden: Floats,
+) -> tuple[int, int]:  # fmt: skip
+    """Act and step from `start` on. Ends early where a new start must be drawn. Returns the step, and how many ended.
+
+    `seen[t]` is what the policy sees at step t, `obs` is `seen` from 1 on, and `log` has what ended, as in `ended`.
+    """
+    count = 0
+    for t in range(start, len(noise)):
+        forward_rows(seen[t], policy, sizes, relu, len(state), hidden, logits)
+        for i in range(len(state)):
+            action[t, i] = 0
+            for j in range(1, logits.shape[1]):
+                if logits[i, j] - noise[t, i, j] > logits[i, action[t, i]] - noise[t, i, action[t, i]]:
+                    action[t, i] = j
+        more = _cartpole(action[t], t, obs, final, scalars, state, starts, cursor, steps, returns, ended, limit)
+        used_up = False
+        for k in range(more):
+            log[:, count + k] = ended[:, k]
+            used_up = used_up or ended[2, k] == starts.shape[1] - 1
+        count += more
+        if used_up:
+            return t + 1, count
+    return len(noise), count
+
+
 def _cartpole_obs(state: Doubles) -> Doubles:
     return state
 
@@ -177,7 +207,34 @@ class Classic:
         reward, discount, cut = scalars[row], scalars[row + 1], scalars[row + 2]
         if not count:
             return Feedback(obs, reward, discount, cut, self._mask, obs, {})
-        return Feedback(obs, reward, discount, cut, self._mask, self._final[t], self._report(count))
+        return Feedback(obs, reward, discount, cut, self._mask, self._final[t], self._report(self._ended[:, :count]))
+
+    def unroll(self, policy: Member, relu: bool, obs: Tensor, noise: Tensor) -> Unrolled | None:
+        """Act for T steps from `obs` `[B, D]`, as `policy` does and `step` would, in one compiled loop.
+
+        Actions are the argmax of the policy's logits minus `noise` `[T, B, A]`. None if actions are continuous.
+        """
+        if not isinstance(self.spaces.action, gs.Discrete) or not self._generators:
+            return None
+        length, envs, hidden = len(noise), self.num_envs, int(policy.sizes[1:-1].sum())
+        seen, final = torch.empty(length + 1, envs, self._features), torch.empty(length, envs, self._features)
+        action, scalars = torch.empty(length, envs, dtype=torch.int64), torch.empty(length, 3, envs)
+        seen[0] = obs
+        log, t = np.empty((3, length * envs)), 0
+        info: dict[str, list[Any]] = {"episode_return": [], "episode_length": []}
+        arrays = seen.numpy(), action.numpy(), final.numpy(), scalars.numpy()
+        spare = np.empty((envs, int(policy.sizes[-1])), np.float32), np.empty(envs * hidden, np.float32)
+        held = (self._state, self._starts, self._cursor, self._steps, self._returns, self._ended)
+        one_thread()
+        while t < length:
+            t, count = _unroll_cartpole(
+                t, policy.flat, policy.sizes, relu, noise.numpy(), arrays[0], arrays[1], self._limit, arrays[0][1:],
+                arrays[2], arrays[3], *held, log, *spare,
+            )  # fmt: skip
+            for name, values in self._report(log[:, :count]).items() if count else ():
+                info[name] += values
+        reward, discount, cut = scalars.unbind(1)
+        return Unrolled(seen, action, reward, discount, cut, final, info if info["episode_return"] else {})
 
     def render(self) -> None:
         """None: `make(..., render=True)` makes Gymnasium's environments, which can be rendered."""
@@ -215,8 +272,8 @@ class Classic:
         self._starts[i] = self._generators[i].uniform(-self._bound, self._bound, self._starts[i].shape)
         self._cursor[i] = 0
 
-    def _report(self, count: int) -> dict[str, Any]:
-        returns, lengths, used = self._ended[:, :count].tolist()
+    def _report(self, ended: Doubles) -> dict[str, Any]:
+        returns, lengths, used = ended.tolist()
         if _STARTS - 1 in used:
             for i in np.flatnonzero(self._cursor == _STARTS):
                 self._draw(int(i))

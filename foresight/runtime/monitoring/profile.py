@@ -1,5 +1,6 @@
 """Where the time of a run goes: environment, inference (the rest of acting), learning, waiting.
 
+What an environment does inside a compiled loop that acts too is inference.
 Tabular runs have two sections: learning, and loop (acting, the environment and, in a compiled loop, also learning).
 Text runs have sampling, grading, learning, and other, which is the rest: reading data, preparing batches. The sampling
 of conversations includes what their environments take to answer.
@@ -69,7 +70,8 @@ class TimedEnv:
         return ended
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # while the object is being copied
+        # "env": while the object is being copied. "unroll": its episodes would not be seen
+        if name == "env" or (name == "unroll" and self._episodes):
             raise AttributeError(name)
         return getattr(self.env, name)
 
