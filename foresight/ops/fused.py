@@ -65,6 +65,7 @@ class Adam(NamedTuple):
 
     average: Floats
     squares: Floats
+    step: int  # steps made before
     rate: float
     betas: tuple[float, float]
     eps: float
@@ -81,24 +82,25 @@ class Clipping(NamedTuple):
     max_norm: float
 
 
-def clipped_epoch(
-    policy: Member, value: Member, relu: bool, flat: Floats, columns: Sequence[Tensor], order: Tensor,
-    edges: Sequence[int], clipping: Clipping, adam: Adam, step: int,
+def clipped_epochs(
+    policy: Member, value: Member, relu: bool, flat: Tensor, columns: Sequence[Tensor], order: Tensor,
+    edges: Sequence[int], clipping: Clipping, adam: Adam,
 ) -> Tensor:  # fmt: skip
-    """One epoch of PPO, in place: the twin of `ppo.epochs` for two small networks, which are all of `flat`.
+    """Minibatch steps of PPO, in place: the twin of `epochs` in `ppo.py` for two small networks, all of `flat`.
 
     `columns` are observations `[N, D]`, actions, and log-probabilities, advantages, targets and values `[N]`. The
-    minibatches are the rows `order[edges[k] : edges[k + 1]]`. `step` counts the steps of Adam that were made. Returns
-    the metrics of `clipped_objective` for each, `[K, 5]`.
+    minibatches are the rows `order[edges[k] : edges[k + 1]]`. Returns the metrics of `clipped_objective` for each,
+    `[K, 5]`.
     """
     metrics, most = torch.empty(len(edges) - 1, 5), max(b - a for a, b in itertools.pairwise(edges))
-    fused_mlp.one_thread()
     obs, action, old_logprob, advantage, target, old_value = (x.numpy() for x in columns)
-    _clipped_epoch(
-        policy.flat, policy.sizes, value.flat, value.sizes, relu, flat, obs, action, old_logprob, advantage, target,
-        old_value, order.numpy(), np.array(edges), most, *clipping, *adam, step, fused_mlp.passing(policy),
+    fused_mlp.one_thread()
+    _clipped_epochs(
+        policy.flat, policy.sizes, value.flat, value.sizes, relu, flat.detach().numpy(), obs, action, old_logprob,
+        advantage, target, old_value, order.numpy(), np.array(edges), most, *clipping, *adam, fused_mlp.passing(policy),
         fused_mlp.passing(value), metrics.numpy(),
     )  # fmt: skip
+    torch.autograd.graph.increment_version(flat)
     return metrics
 
 
@@ -266,12 +268,12 @@ def _clipped_objective(
 
 
 @njit(cache=True)
-def _clipped_epoch(
+def _clipped_epochs(
     policy: Floats, policy_sizes: Indices, value: Floats, value_sizes: Indices, relu: bool, flat: Floats, obs: Floats,
     action: Actions, old_logprob: Floats, advantage: Floats, target: Floats, old_value: Floats, order: Indices,
     edges: Indices, most: int, clip_ratio: float, clip_value: float, value_coef: float, entropy_coef: float,
-    normalize: bool, max_norm: float, average: Floats, squares: Floats, rate: float, betas: tuple[float, float],
-    eps: float, step: int, scratch: Floats, other_scratch: Floats, metrics: Floats,
+    normalize: bool, max_norm: float, average: Floats, squares: Floats, step: int, rate: float,
+    betas: tuple[float, float], eps: float, scratch: Floats, other_scratch: Floats, metrics: Floats,
 ) -> None:  # fmt: skip
     padded, actions = -(-most // BLOCK) * BLOCK, policy_sizes[-1]
     x, chosen = np.empty((most, obs.shape[1]), np.float32), np.empty(most, np.int64)

@@ -139,16 +139,17 @@ def clipped_epochs(state: Stepping, data: Trajectory, clip: float) -> Tensor | N
         clip, math.inf if config.clip_value is None else config.clip_value, config.value_coef, config.entropy_coef,
         config.normalize_advantage, config.max_grad_norm,
     )  # fmt: skip
-    group, rows, metrics = optimizer.param_groups[0], len(data.reward), []
-    averages = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
-    adam = fused.Adam(*averages, group["lr"], group["betas"], group["eps"])
-    for _ in range(config.epochs):
-        order, edges = torch.randperm(rows, generator=state.shuffler), batch_edges(rows, config.minibatches)
-        weights, made = flat.detach().numpy(), int(moments["step"])
-        metrics.append(fused.clipped_epoch(policy, value, relu, weights, steps, order, edges, clipping, adam, made))
-        moments["step"] += config.minibatches
-    torch.autograd.graph.increment_version(flat)
-    return torch.cat(metrics)
+    group, rows = optimizer.param_groups[0], len(data.reward)
+    adam = fused.Adam(
+        moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy(), int(moments["step"]), group["lr"], group["betas"],
+        group["eps"],
+    )  # fmt: skip
+    order = torch.cat([torch.randperm(rows, generator=state.shuffler) for _ in range(config.epochs)])
+    starts = batch_edges(rows, config.minibatches)[:-1]
+    edges = [rows * epoch + start for epoch in range(config.epochs) for start in starts]
+    metrics = fused.clipped_epochs(policy, value, relu, flat, steps, order, [*edges, len(order)], clipping, adam)
+    moments["step"] += len(edges)
+    return metrics
 
 
 def q_loss(
