@@ -278,8 +278,8 @@ def _clipped_epochs(
     padded, actions = -(-most // BLOCK) * BLOCK, policy_sizes[-1]
     x, chosen = np.empty((most, obs.shape[1]), np.float32), np.empty(most, np.int64)
     columns = np.empty((4, most), np.float32)
-    hidden = np.empty(padded * policy_sizes[1:-1].sum(), np.float32)
-    other_hidden = np.empty(padded * value_sizes[1:-1].sum(), np.float32)
+    inside, other_inside = _inside(policy_sizes), _inside(value_sizes)
+    hidden, other_hidden = np.empty(padded * inside, np.float32), np.empty(padded * other_inside, np.float32)
     logps, values = np.empty((padded, actions), np.float32), np.empty((padded, 1), np.float32)
     grad_logps, grad_values = np.empty((most, actions), np.float32), np.empty((most, 1), np.float32)
     gradient, nothing = np.empty_like(flat), np.empty((0, 0), np.float32)
@@ -293,7 +293,7 @@ def _clipped_epochs(
             chosen[i] = action[row]
             columns[0, i], columns[1, i] = old_logprob[row], advantage[row]
             columns[2, i], columns[3, i] = target[row], old_value[row]
-        inner, other = hidden[: count * policy_sizes[1:-1].sum()], other_hidden[: count * value_sizes[1:-1].sum()]
+        inner, other = hidden[: count * inside], other_hidden[: count * other_inside]
         forward_rows(x[:n], policy, policy_sizes, relu, BLOCK, inner, logps[:count])
         forward_rows(x[:n], value, value_sizes, relu, BLOCK, other, values[:count])
         _log_softmax(logps[:n])
@@ -307,11 +307,21 @@ def _clipped_epochs(
         _clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step + k + 1)
 
 
+@njit(cache=True)
+def _inside(sizes: Indices) -> int:
+    """How many hidden units an MLP has."""
+    units = 0
+    for layer in range(1, len(sizes) - 1):
+        units += sizes[layer]
+    return units
+
+
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _log_softmax(rows: Floats) -> None:
     for i in range(len(rows)):
-        row, total = rows[i], np.float32(0)
-        most = row.max()
+        row, total, most = rows[i], np.float32(0), rows[i, 0]
+        for j in range(1, len(row)):
+            most = max(most, row[j])
         for j in range(len(row)):
             total += _exp(row[j] - most)
         most += math.log(total)

@@ -124,7 +124,9 @@ def forward_rows(
         end = begin + block
         below = x[begin:end]
         if end > rows:
-            rest[: rows - begin] = below
+            for i in range(rows - begin):
+                for j in range(x.shape[1]):
+                    rest[i, j] = below[i, j]
             below = rest
         at, to = 0, 0
         for layer in range(last + 1):
@@ -157,9 +159,13 @@ def backward_rows(
 ) -> None:  # fmt: skip
     """The compiled loop of `backward`, in blocks of rows. `place` and `into` may be empty."""
     rows, last = len(x), len(sizes) - 2
-    padded, half = len(hidden) // max(sizes[1:-1].sum(), 1), BLOCK * sizes.max()
+    inside, half = 0, (len(scratch) - len(flat)) // 2
+    for layer in range(1, last + 1):
+        inside += sizes[layer]
+    padded = len(hidden) // max(inside, 1)
     product = scratch[2 * half :]
-    place[:] = np.float32(0)
+    for i in range(len(place)):
+        place[i] = np.float32(0)
     for begin in range(0, rows, BLOCK):
         end = min(begin + BLOCK, rows)
         grad, at, to = whole[begin:end], len(flat), len(hidden)
@@ -181,7 +187,9 @@ def backward_rows(
                 found = product[: a * b].reshape(b, a)
                 np.dot(grad.T, below, found)
                 weight, bias = place[at : at + a * b].reshape(b, a), place[at + a * b : at + a * b + b]
-                weight += found
+                for i in range(b):
+                    for j in range(a):
+                        weight[i, j] += found[i, j]
                 for i in range(len(grad)):
                     for j in range(b):
                         bias[j] += grad[i, j]

@@ -47,7 +47,8 @@ def _row(
         ended[0, count], ended[1, count], ended[2, count] = returns[i], steps[i], cursor[i]
         steps[i] = 0
         returns[i] = 0.0
-        state[i] = starts[i, cursor[i]]
+        for j in range(state.shape[1]):
+            state[i, j] = starts[i, cursor[i], j]
         cursor[i] += 1
         count += 1
     return count
@@ -63,7 +64,7 @@ def _cartpole(
     total = 0.1 + 1.0
     count = 0
     for i in range(state.shape[0]):
-        x, x_dot, theta, theta_dot = state[i]
+        x, x_dot, theta, theta_dot = state[i, 0], state[i, 1], state[i, 2], state[i, 3]
         force = 10.0 if action[i] == 1 else -10.0
         cos, sin = math.cos(theta), math.sin(theta)
         temp = (force + 0.05 * (theta_dot * theta_dot) * sin) / total
@@ -73,9 +74,11 @@ def _cartpole(
         theta, theta_dot = theta + 0.02 * theta_dot, theta_dot + 0.02 * theta_acc
         state[i, 0], state[i, 1], state[i, 2], state[i, 3] = x, x_dot, theta, theta_dot
         terminated = x < -2.4 or x > 2.4 or theta < -bound or theta > bound
-        final[t, i] = state[i]
+        for j in range(4):
+            final[t, i, j] = state[i, j]
         count = _row(i, t, count, 1.0, terminated, scalars, state, starts, cursor, steps, returns, ended, limit)
-        obs[t, i] = state[i]
+        for j in range(4):
+            obs[t, i, j] = state[i, j]
     return count
 
 
@@ -87,7 +90,7 @@ def _pendulum(
     """Swing-up as in Gymnasium: torque in [-2, 2], steps of 0.05 s, never terminates. The torque is float32 there."""
     count = 0
     for i in range(state.shape[0]):
-        angle, speed = state[i]
+        angle, speed = state[i, 0], state[i, 1]
         torque = min(max(action[i, 0], np.float32(-2.0)), np.float32(2.0))
         wrapped = (angle + math.pi) % (2 * math.pi) - math.pi
         cost = wrapped * wrapped + 0.1 * (speed * speed) + np.float32(0.001) * (torque * torque)
@@ -98,9 +101,10 @@ def _pendulum(
         final[t, i, 0], final[t, i, 1], final[t, i, 2] = math.cos(angle), math.sin(angle), speed
         before = count
         count = _row(i, t, count, -cost, False, scalars, state, starts, cursor, steps, returns, ended, limit)
-        obs[t, i] = final[t, i]
+        for j in range(3):
+            obs[t, i, j] = final[t, i, j]
         if count > before:
-            angle, speed = state[i]
+            angle, speed = state[i, 0], state[i, 1]
             obs[t, i, 0], obs[t, i, 1], obs[t, i, 2] = math.cos(angle), math.sin(angle), speed
     return count
 
@@ -126,7 +130,8 @@ def _unroll_cartpole(
         more = _cartpole(action[t], t, obs, final, scalars, state, starts, cursor, steps, returns, ended, limit)
         used_up = False
         for k in range(more):
-            log[:, count + k] = ended[:, k]
+            for part in range(3):
+                log[part, count + k] = ended[part, k]
             used_up = used_up or ended[2, k] == starts.shape[1] - 1
         count += more
         if used_up:
