@@ -10,10 +10,11 @@ actions, gradient steps on sequences between two episodes, noise on the actions 
 every step from a standard normal.
 
 Differences: candidates are scored along the means of the latents, from the mean of the posterior (the paper samples a
-trajectory for each). The squared error of observations and rewards has a coefficient each, since the unit variance of
-the paper is meant for the sum over 12,288 pixels. Latent overshooting is left out (the paper's code does not use it
-either); images are not quantized to 5 bits. As in the paper, the end of an episode is not predicted: tasks should end
-by a time limit only.
+trajectory for each). With `act_best` the action is that of the best sequence that was scored, as in iCEM (Pinneri et
+al. 2020, arXiv:2008.06389): where no plan finds a reward, all returns are equal, and a mean of them stays still. The
+squared error of observations and rewards has a coefficient each, since the unit variance of the paper is meant for the
+sum over 12,288 pixels. Latent overshooting is left out (the paper's code does not use it either); images are not
+quantized to 5 bits. As in the paper, the end of an episode is not predicted: tasks should end by a time limit only.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Config:
     candidates: int = 1000  # action sequences per iteration; J
     elites: int = 100  # sequences that the next iteration is fitted to; K
     iterations: int = 10  # of the cross-entropy method; I. One, with one elite: random shooting
+    act_best: bool = False  # act by the best of all scored sequences (iCEM, arXiv 2008.06389), not by the last mean
     action_noise: float = 0.3  # standard deviation of the noise on collected actions, in units of half their range
     deter: int = 200  # units of the recurrent state
     stoch: int = 30  # Gaussian latents
@@ -133,7 +135,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     if explore and state.rounds < config.seed_episodes:
         action = 2 * torch.rand(batch, model.action_width, generator=state.generator, device=nothing.device) - 1
     else:
-        action = plan(state, belief).mean[:, 0]
+        action = plan(state, belief)[:, 0]
         if explore:
             noise = torch.randn(action.shape, generator=state.generator, device=nothing.device)
             action = (action + config.action_noise * noise).clamp(-1, 1)
@@ -141,8 +143,8 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
     return bounds.to_env(action, state.space), {"action": action} if explore else {}, carry
 
 
-def plan(state: State, belief: Tree) -> cem.Plan:
-    """Algorithm 2: plans `[B, H, A]` by the cross-entropy method, from latent states `[B, ...]`."""
+def plan(state: State, belief: Tree) -> Tensor:
+    """Algorithm 2: actions `[B, H, A]` by the cross-entropy method, from latent states `[B, ...]`."""
     model, config = state.model, state.config
     batch, rows = len(belief["deter"]), len(belief["deter"]) * config.candidates
     starts = {name: x.repeat_interleave(config.candidates, 0) for name, x in belief.items()}
@@ -152,7 +154,9 @@ def plan(state: State, belief: Tree) -> cem.Plan:
         return model.rewards(starts, sequences.reshape(rows, *sequences.shape[2:])).sum(-1).view(batch, -1)
 
     start = cem.initial(batch, config.horizon, model.action_width, device=state.generator.device)
-    return cem.cem(score, start, config.candidates, config.elites, config.iterations, state.generator)
+    if config.act_best:
+        return cem.best_scored(score, start, config.candidates, config.elites, config.iterations, state.generator)
+    return cem.cem(score, start, config.candidates, config.elites, config.iterations, state.generator).mean
 
 
 def reset_carry(carry: Tree, cut: Tensor) -> Tree:

@@ -103,6 +103,26 @@ def cem(score: Score, plan: Plan, candidates: int, elites: int, iterations: int,
 
 
 @torch.no_grad()
+def best_scored(
+    score: Score, plan: Plan, candidates: int, elites: int, iterations: int, generator: torch.Generator
+) -> Tensor:
+    """The best `[B, H, A]` of all sequences that `cem` scores.
+
+    By it acts iCEM (Pinneri et al. 2020, arXiv:2008.06389).
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def watched(sequences: Tensor) -> Tensor:
+        returns = score(sequences)
+        found.append(best(sequences, returns, 1))
+        return returns
+
+    cem(watched, plan, candidates, elites, iterations, generator)
+    tops, returns = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+    return best(tops, returns, 1)[0][:, 0]
+
+
+@torch.no_grad()
 def mppi(
     score: Score,
     plan: Plan,

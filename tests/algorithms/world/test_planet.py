@@ -33,6 +33,18 @@ def test_it_collects_an_episode_and_updates_in_turn() -> None:
     assert set(planet.METRICS) <= seen[-1][1] and not set(planet.METRICS[2:]) & seen[1][1]
 
 
+@sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
+def test_it_acts_by_the_last_mean_or_by_the_best_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One iteration, in which all are elites: the mean is near 0, and the best action is at the bound."""
+    env = Integrator()
+    state = planet.build(dataclasses.replace(SMALL, horizon=1, elites=40, iterations=1), env.spaces)
+    monkeypatch.setattr(state.model, "rewards", lambda starts, sequences: sequences.sum(-1))
+    mean = planet.act(state, env.reset(0))[2]["action"]
+    state.config = dataclasses.replace(state.config, act_best=True)
+    best = planet.act(state, env.reset(0))[2]["action"]
+    assert mean.abs().max() < 0.5 and best.mean() > 0.8
+
+
 FIELDS = ("model", "optimizer", "replay", "generator", "sampler", "rounds")
 
 

@@ -51,6 +51,20 @@ def test_cem_finds_the_optimal_first_action() -> None:
 
 
 @sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
+def test_the_best_sequence_of_all_iterations_is_found() -> None:
+    scored: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def score(sequences: torch.Tensor) -> torch.Tensor:
+        scored.append((sequences, _score(sequences)))
+        return scored[-1][1]
+
+    found = cem.best_scored(score, cem.initial(3, H, 1), 20, 15, 3, torch.Generator().manual_seed(0))
+    sequences, returns = (torch.cat(x, 1) for x in zip(*scored, strict=True))
+    assert returns.shape == (3, 60)
+    torch.testing.assert_close(found, sequences[torch.arange(3), returns.argmax(1)])
+
+
+@sabotaged_by("foresight.planning.continuous.cem.best", change("returns", torch.neg))
 def test_mppi_finds_the_optimal_first_action() -> None:
     generator = torch.Generator().manual_seed(0)
     plan, elites, weight = cem.mppi(_score, cem.initial(3, H, 1), 500, 50, 30, generator, 5.0, (0.0, 2.0))
