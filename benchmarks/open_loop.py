@@ -86,7 +86,7 @@ class Setting:
 
 
 SETTINGS = {
-    "CartPole-v1": Setting(balance),
+    "CartPole-v1": Setting(balance, updates=1_600),
     "Pendulum-v1": Setting(swing),
     # Small rooms: the behavior finds the goal often, so there are rewards to predict.
     "KeyDoor-v0": Setting(
