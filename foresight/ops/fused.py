@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.ops import fused_mlp
-from foresight.ops.fused_latent import FAST, _exp
+from foresight.ops.fused_latent import FAST, fast_exp
 from foresight.ops.fused_mlp import BLOCK, Member, backward_rows, forward_rows
 
 Floats = NDArray[np.float32]
@@ -323,7 +323,7 @@ def _log_softmax(rows: Floats) -> None:
         for j in range(1, len(row)):
             most = max(most, row[j])
         for j in range(len(row)):
-            total += _exp(row[j] - most)
+            total += fast_exp(row[j] - most)
         most += math.log(total)
         for j in range(len(row)):
             row[j] -= most

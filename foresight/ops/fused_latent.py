@@ -123,7 +123,7 @@ class _TwoHotLoss(torch.autograd.Function):
 
 
 @intrinsic
-def _exp(context: Any, x: Any) -> Any:
+def fast_exp(context: Any, x: Any) -> Any:
     """e^x: 2^k times a polynomial in the rest, the method of the Cephes library. Between e^-87 and e^88."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
@@ -159,7 +159,7 @@ def _norm_silu(u: Floats, gain: Floats, eps: np.float32, found: Floats) -> None:
         scale = one / np.sqrt(total / np.float32(width) + eps)
         for j in range(width):
             y = row[j] * scale * by[j]
-            to[j] = y / (one + _exp(-y))
+            to[j] = y / (one + fast_exp(-y))
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
@@ -178,7 +178,7 @@ def _norm_silu_backward(
         for j in range(width):
             unit = row[j] * scale
             y = unit * gain[j]
-            gate = one / (one + _exp(-y))
+            gate = one / (one + fast_exp(-y))
             slope = above[j] * gate * (one + y * (one - gate))
             gain_grad[j] += slope * unit
             to[j] = slope * gain[j] * scale
@@ -197,8 +197,10 @@ def _gated(gates: Floats, before: Floats, out: Floats) -> None:
         for k in range(blocks):
             at, old, to = gates[k, i], before[i, k * part : (k + 1) * part], out[i, k * part : (k + 1) * part]
             for j in range(part):
-                new = one - two / (one + _exp(two * at[part + j] / (one + _exp(-at[j]))))  # tanh(σ(reset) candidate)
-                to[j] = old[j] + (new - old[j]) / (one + _exp(one - at[2 * part + j]))
+                new = one - two / (
+                    one + fast_exp(two * at[part + j] / (one + fast_exp(-at[j])))
+                )  # tanh(σ(reset) candidate)
+                to[j] = old[j] + (new - old[j]) / (one + fast_exp(one - at[2 * part + j]))
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
@@ -214,7 +216,7 @@ def _one_hots(logits: Floats, draws: Floats, probs: Floats, out: Floats, uniform
             for c in range(g * classes, (g + 1) * classes):
                 flat[c] = row[c] - top
         for c in range(groups * classes):
-            flat[c] = _exp(flat[c])
+            flat[c] = fast_exp(flat[c])
             to[c] = np.float32(0)
         for g in range(groups):
             first = g * classes
@@ -244,11 +246,11 @@ def _two_hot_mean(logits: Floats, bins: Floats, found: Floats) -> None:
             top = row[j] if row[j] > top else top
         total, mean = np.float32(0), np.float32(0)
         for j in range(half):  # mirror images together: symmetric bins with equal p give exactly 0
-            low, high = _exp(row[j] - top), _exp(row[count - 1 - j] - top)
+            low, high = fast_exp(row[j] - top), fast_exp(row[count - 1 - j] - top)
             total += low + high
             mean += low * bins[j] + high * bins[count - 1 - j]
         if count % 2:
-            middle = _exp(row[half] - top)
+            middle = fast_exp(row[half] - top)
             total += middle
             mean += middle * bins[half]
         found[i] = mean / total
@@ -263,7 +265,7 @@ def _two_hot_loss(logits: Floats, index: Indices, weight: Floats, loss: Floats, 
             top = row[j] if row[j] > top else top
         total = np.float32(0)
         for j in range(count):
-            total += _exp(row[j] - top)
+            total += fast_exp(row[j] - top)
         scale[i] = top + np.log(total)
         found = np.float32(0)
         for m in range(index.shape[1]):
@@ -281,7 +283,7 @@ def _two_hot_loss_backward(
         row, to, above = logits[i], into[i], grad[i]
         to[count:] = 0
         for j in range(count):
-            to[j] = np.float32(codes) * above * _exp(row[j] - scale[i])
+            to[j] = np.float32(codes) * above * fast_exp(row[j] - scale[i])
         for m in range(codes):
             to[index[i, m]] -= above * (np.float32(1) - weight[i, m])
             to[index[i, m] + 1] -= above * weight[i, m]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from foresight.ops.fused_latent import FAST, _exp
+from foresight.ops.fused_latent import FAST, fast_exp
 
 FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
 LARGE = 2**15  # for layers with at least so many weights oneDNN is faster, despite 10 µs more per call
@@ -204,7 +204,7 @@ def backward_rows(
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _tanh(x: np.float32) -> Any:
-    return np.float32(1) - np.float32(2) / (_exp(np.float32(2) * x) + np.float32(1))
+    return np.float32(1) - np.float32(2) / (fast_exp(np.float32(2) * x) + np.float32(1))
 
 
 def _forward_large(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:

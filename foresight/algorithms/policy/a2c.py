@@ -128,7 +128,7 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
     config, network = state.config, state.network
     if carry is None:
         carry = network.initial(env.num_envs)
-    choose, device = Sampled(state.network, state.generator), state.generator.device
+    choose, device = Sampled(network, state.generator), state.generator.device
     segment = collect.segment(env, obs, choose, config.rollout_steps, device, state.episodes, carry)
     steps, start = segment.trajectory, memory.starts(segment.trajectory.cut)
     state.step += steps.reward.numel()

@@ -21,11 +21,10 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.ops.fused_latent import _exp
+from foresight.ops.fused_latent import FAST, fast_exp
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]
-FAST = {"contract", "reassoc", "nsz"}  # sums in any order, so that they vectorize; NaN and infinity stay what they are
 LOCK = threading.Lock()  # not every pool of threads that numba can use serves two callers at once
 
 
@@ -161,7 +160,7 @@ def _attend(
         most = max(most, weights[t])
     total = np.float32(0)
     for t in range(count):
-        weights[t] = _exp(weights[t] - most)
+        weights[t] = fast_exp(weights[t] - most)
         total += weights[t]
     to[:] = np.float32(0)
     for t in range(0, count - 3, 4):  # four at once: the sums are loaded and stored a fourth as often
@@ -218,6 +217,6 @@ def _layer(
     inner = np.empty(len(gate), np.float32)
     for i in prange(len(gate)):
         y = _dot(gate[i], normed)
-        inner[i] = y / (np.float32(1) + _exp(-y)) * _dot(up[i], normed)
+        inner[i] = y / (np.float32(1) + fast_exp(-y)) * _dot(up[i], normed)
     for i in prange(len(x)):
         x[i] += _dot(down[i], inner)

@@ -110,20 +110,19 @@ def _plain(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _linear(layer: nn.Linear, rows: int) -> functools.partial[Tensor]:
-    product = _product(rows, layer)
-    return functools.partial(_multiply, layer, _one(product) if isinstance(product, functools.partial) else product)
+    return functools.partial(_multiply, layer, _one(layer) if rows == 1 else _product(rows, layer))
 
 
-def _one(product: functools.partial[Tensor]) -> Product:
-    """The same product, where there is one row only by a compiled loop: then in float32."""
+def _one(layer: nn.Linear) -> Product:
+    """x ↦ its output: of one row by a compiled loop in float32, of more by torch in bfloat16."""
     from foresight.nets.language import fused_token  # late: numba is slow to import
 
-    weight, bias = product.args
+    weight, bias = _joined(layer)
     held = fused_token.bits(weight), fused_token.floats(bias)
 
     def multiply(x: Tensor) -> Tensor:
         if x.numel() != x.shape[-1]:
-            return product(x)
+            return _plain(weight, bias, x)
         return fused_token.linear(*held, x.reshape(-1)).view(*x.shape[:-1], -1)
 
     return multiply
