@@ -137,8 +137,8 @@ def own_action(agent: Agent, env: ImaginedEnv, generator: torch.Generator) -> Te
     with torch.no_grad():
         if (actor := getattr(agent.state, "actor", None)) is not None:
             return actor.to_env(actor(env.model.features(env.state)).mode()).cpu()
-        plan = agent.module.plan(dataclasses.replace(agent.state, generator=generator), env.state)
-        return bounds.to_env(plan.mean[:, 0], agent.spaces.action).cpu()
+        actions = agent.module.plan(dataclasses.replace(agent.state, generator=generator), env.state)
+        return bounds.to_env(actions[:, 0], agent.spaces.action).cpu()
 
 
 def value(agent: Agent, env: ImaginedEnv) -> float | None:

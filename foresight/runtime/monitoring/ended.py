@@ -42,3 +42,15 @@ def held(rows: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]:
     count = sum(row["ended"] for row in late)
     mean = math.fsum(row["ended"] * row["ended_return"] for row in late) / count
     return {"mean": round(mean, 6), "min": min(row["ended_return_min"] for row in late), "episodes": count}
+
+
+def held_greedily(rows: Sequence[Mapping[str, Any]], metric: str, steps: int) -> dict[str, float]:
+    """The mean and the least of the evaluations, of the greedy policy, in the last fifth of `steps`; from the log.
+
+    Empty for a log with fewer than two, as nothing is held by one.
+    """
+    name = f"evaluation/{metric}"
+    late = [row[name] for row in rows if name in row and row["step"] > (1 - HELD) * steps]
+    if len(late) < 2:
+        return {}
+    return {"mean": round(math.fsum(late) / len(late), 6), "min": min(late), "evaluations": len(late)}

@@ -225,11 +225,14 @@ def trained(
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
             raise UserError(f"{out} has no result: the grader could score none of the answers.")
         rows = log.read(out)
-        found = ended.held(rows, summary["steps"])
+        held = {
+            "held": ended.held(rows, summary["steps"]),
+            "held_greedily": ended.held_greedily(rows, summary["evaluation"]["metric"], summary["steps"]),
+        }
         summaries[seed] = {
             **summary,
             "last": last(what.algorithm, rows),
-            **({"held": found} if found else {}),
+            **{name: found for name, found in held.items() if found},
         }
         report(f"  seed {seed}: {summary['evaluation']['metric']} {summary['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
@@ -399,7 +402,7 @@ def collect(name: str, preset: str, summaries: Sequence[dict[str, Any]], command
         "runs": [
             {
                 key: summary[key]
-                for key in ("seed", "evaluation", "baseline", "last", "held", "seconds")
+                for key in ("seed", "evaluation", "baseline", "last", "held", "held_greedily", "seconds")
                 if key in summary
             }
             | {key: summary[key] for key in ("versions", "machine") if summary[key] != first[key]}

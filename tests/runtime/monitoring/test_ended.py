@@ -35,3 +35,15 @@ def test_what_is_held_is_of_the_last_fifth() -> None:
     ]
     assert ended.held(rows, 100) == {"mean": 6.0, "min": 4.0, "episodes": 4}
     assert ended.held(rows[:2], 100) == {} == ended.held([{"step": 100, "return": 1.0}], 100)
+
+
+@sabotaged_by("foresight.runtime.monitoring.ended.held_greedily", change("steps", lambda steps: 0))
+def test_what_is_held_greedily_is_of_the_evaluations_of_the_last_fifth() -> None:
+    rows = [
+        {"step": 80, "evaluation/return": 1.0},
+        {"step": 90, "evaluation/return": 9.0, "evaluation/return_std": 0.0},
+        {"step": 95, "ended": 1, "ended_return": 0.0, "ended_return_min": 0.0},
+        {"step": 100, "evaluation/return": 6.0},
+    ]
+    assert ended.held_greedily(rows, "return", 100) == {"mean": 7.5, "min": 6.0, "evaluations": 2}
+    assert ended.held_greedily(rows[-2:], "return", 100) == {}  # by one evaluation nothing is held
