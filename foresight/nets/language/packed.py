@@ -5,17 +5,20 @@ rows in bfloat16 takes half the time with a packed weight, one of 64 rows a tent
 overhead of small operations, so layers of known models are fused: projections with the same input are one product, and
 queries and keys are rotated together.
 
-A single row needs no packing: all layers of a known model are then compiled loops over plain weights in bfloat16
-(`nets.language.fused_token`), and only prompts are read by the products of torch.
+A single row needs no packing: all layers of a known model are then one compiled loop over plain weights in bfloat16
+(`nets.language.fused_token`), and only prompts are read by the products of torch. These copies are kept until a weight
+changes, as one answer after the other is asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,12 +27,19 @@ from torch.nn import functional
 
 from foresight.nets.language.cache import DecodeStep, Level
 
+if TYPE_CHECKING:
+    from foresight.nets.language.fused_token import Layers
+
+T = TypeVar("T")
 PACK = 24  # new tokens from which packing the weights pays
 KIND = torch.bfloat16  # the dtype of packed weights
 ABLE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")  # layers of transformers
 LINEAR = (*(f"self_attn.{x}_proj" for x in "qkvo"), *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
+TOGETHER = (3, 1, 2, 1)  # so many of these have the same input
 Product = Callable[[Tensor], Tensor]
+Products = tuple[Product, ...]  # of a layer: queries, keys and values; out; gate and up; down
+COPIES: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()  # of weights, for a single row
 
 
 @contextlib.contextmanager
@@ -40,19 +50,22 @@ def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator
     where torch lacks these products, nothing changes. Computations with a gradient use the plain weights.
     """
     able = ABLE and kind is KIND
-    parts = dict.fromkeys(part for module in modules if able for part in module.modules())
+    parts: dict[Any, None] = dict.fromkeys(part for module in modules if able for part in module.modules())
     layers = [part for part in parts if _usual(part)]
     inside = {part for layer in layers for part in layer.modules()}
     linear = [part for part in parts if _whole(part) and part not in inside]
-    stacks = [part for part in parts if rows == 1 and _stack(part)]  # after their layers, whose weights they use
+    stacks = [part for part in parts if rows == 1 and _stack(part)]
     forward = {
         part: vars(part).get("forward") for part in (*layers, *linear, *stacks)
     }  # `checkpointing.recompute` sets one, too
-    taken = [part for part, own in forward.items() if not isinstance(own, functools.partial)]  # not yet packed
+    taken: list[Any] = [
+        part for part, own in forward.items() if not isinstance(own, functools.partial)
+    ]  # not yet packed
     try:
         with torch.no_grad():
-            for part in taken:
-                part.forward = _linear(part, rows) if _whole(part) else _fused(part, rows)
+            known: dict[Any, Products] = {}  # of the layers of stacks
+            for part in reversed(taken):  # stacks before their layers
+                part.forward = _linear(part, rows) if _whole(part) else _fused(part, rows, known)
         yield
     finally:
         for part in taken:
@@ -61,7 +74,7 @@ def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator
                 part.forward = own
 
 
-def _whole(part: nn.Module) -> TypeGuard[nn.Linear]:
+def _whole(part: Any) -> TypeGuard[nn.Linear]:
     """Whether this is a linear layer with its whole weight on the CPU: not sharded by FSDP."""
     return type(part) is nn.Linear and type(part.weight) is nn.Parameter and part.weight.device.type == "cpu"
 
@@ -79,12 +92,23 @@ def _stack(part: nn.Module) -> bool:
     if not isinstance(layers, nn.ModuleList) or not hasattr(part, "rotary_emb") or not hasattr(part, "norm"):
         return False
     ready = all(_usual(layer) and not isinstance(vars(layer).get("forward"), functools.partial) for layer in layers)
-    return ready and len(layers) > 0 and getattr(config, "hidden_act", "") == "silu"
+    shapes = {tuple((name, weight.shape) for name, weight in layer.named_parameters()) for layer in layers}
+    return ready and len(shapes) == 1 and getattr(config, "hidden_act", "") == "silu"
 
 
-def _joined(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
+def _kept(part: nn.Module, make: Callable[[Any], T]) -> T:
+    """What `make` makes of a module's weights: what it made before, while they are the same."""
+    marks = [(weight.data_ptr(), weight._version) for weight in part.parameters()]
+    if COPIES.get(part, (None,))[0] != marks:
+        COPIES.pop(part, None)  # its memory is free before the new copy takes some
+        COPIES[part] = marks, make(part)
+    return cast(T, COPIES[part][1])
+
+
+def _joined(*layers: nn.Linear, into: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """The concatenated weights and biases of linear layers, in bfloat16."""
-    weight = torch.empty(sum(layer.out_features for layer in layers), layers[0].in_features, dtype=KIND)
+    shape = sum(layer.out_features for layer in layers), layers[0].in_features
+    weight = torch.empty(shape, dtype=KIND) if into is None else into
     for into, layer in zip(weight.split([layer.out_features for layer in layers]), layers, strict=True):
         into.copy_(layer.weight)
     biases = [layer.bias.to(KIND) for layer in layers if layer.bias is not None]
@@ -94,8 +118,6 @@ def _joined(*layers: nn.Linear) -> tuple[Tensor, Tensor | None]:
 def _product(rows: int, *layers: nn.Linear) -> Product:
     """x ↦ the concatenated outputs `[..., O]` of linear layers, in bfloat16."""
     weight, bias = _joined(*layers)
-    if rows == 1:  # the loops over one row read the same memory
-        return functools.partial(_plain, weight, bias)
     weight = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
     def multiply(x: Tensor) -> Tensor:
@@ -110,14 +132,14 @@ def _plain(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _linear(layer: nn.Linear, rows: int) -> functools.partial[Tensor]:
-    return functools.partial(_multiply, layer, _one(layer) if rows == 1 else _product(rows, layer))
+    return functools.partial(_multiply, layer, _kept(layer, _one) if rows == 1 else _product(rows, layer))
 
 
 def _one(layer: nn.Linear) -> Product:
     """x ↦ its output: of one row by a compiled loop in float32, of more by torch in bfloat16."""
     from foresight.nets.language import fused_token  # late: numba is slow to import
 
-    weight, bias = _joined(layer)
+    weight, bias = _joined(layer, into=fused_token.empty(layer.out_features, layer.in_features))
     held = fused_token.bits(weight), fused_token.floats(bias)
 
     def multiply(x: Tensor) -> Tensor:
@@ -132,29 +154,33 @@ def _multiply(layer: nn.Linear, product: Product, x: Tensor) -> Tensor:
     return nn.Linear.forward(layer, x) if torch.is_grad_enabled() else product(x)
 
 
-def _fused(part: Any, rows: int) -> functools.partial[Any]:
-    return _layer(part, rows) if _usual(part) else _layers(part)
+def _groups(layer: Any) -> list[list[nn.Linear]]:
+    """The linear layers of a layer, those with the same input together."""
+    found = iter(layer.get_submodule(name) for name in LINEAR)
+    return [list(itertools.islice(found, count)) for count in TOGETHER]
 
 
-def _layer(layer: Any, rows: int) -> functools.partial[Tensor]:
-    attend, feed = layer.self_attn, layer.mlp
-    products = (
-        _product(rows, attend.q_proj, attend.k_proj, attend.v_proj),
-        _product(rows, attend.o_proj),
-        _product(rows, feed.gate_proj, feed.up_proj),
-        _product(rows, feed.down_proj),
-    )
+def _products(layer: Any, rows: int) -> Products:
+    return tuple(_product(rows, *group) for group in _groups(layer))
+
+
+def _fused(part: Any, rows: int, known: dict[Any, Products]) -> functools.partial[Any]:
+    """The forward pass of a layer or a stack, which adds the products of its layers to the `known` ones."""
+    if not _usual(part):
+        copies, products = _kept(part, _copied)
+        known |= zip(part.layers, products, strict=True)
+        return functools.partial(_token, part, part.forward, copies, _Buffers())
     from transformers import AttentionInterface
 
-    attention = AttentionInterface()[attend.config._attn_implementation]
-    return functools.partial(_run, layer, layer.forward, attention, products)
+    attention = AttentionInterface()[part.self_attn.config._attn_implementation]
+    return functools.partial(_run, part, part.forward, attention, known.get(part) or _products(part, rows))
 
 
 def _run(
     layer: Any,
     plain: Callable[..., Tensor],
     attention: Callable[..., tuple[Tensor, Any]],
-    products: tuple[Product, Product, Product, Product],
+    products: Products,
     hidden: Tensor,  # [B, T, D]
     *,
     position_embeddings: tuple[Tensor, Tensor],
@@ -181,43 +207,49 @@ def _run(
     return hidden.add_(narrow(layer.mlp.act_fn(gate) * up))
 
 
-def _layers(stack: Any) -> functools.partial[Any]:
-    parts = [_part(layer, layer.forward.args[-1]) for layer in stack.layers]
-    return functools.partial(_token, stack, stack.forward, parts, _Buffers())
+def _copied(stack: Any) -> tuple[Layers, list[Products]]:
+    """The weights of all layers in bfloat16, for `_token`, and the products of each layer by the same memory."""
+    from foresight.nets.language.fused_token import Layers, bits, empty, floats
 
+    def norms(name: str) -> Any:
+        return floats(torch.stack([layer.get_submodule(name).weight for layer in stack.layers]))
 
-def _part(layer: Any, products: Sequence[functools.partial[Tensor]]) -> Any:
-    """A layer for `_token`, over the weights of its `_layer`."""
-    from foresight.nets.language.fused_token import Layer, bits, floats
-
-    attend, before, between = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
-    heads, out, gates, narrow = (bits(product.args[0]) for product in products)
-    query, key, value = np.split(heads, np.cumsum([attend.q_proj.out_features, attend.k_proj.out_features]))
-    gate, up = np.split(gates, 2)
-    inside = [getattr(attend, name, None) for name in ("q_norm", "k_norm")]
-    query_norm, key_norm = (floats(None if norm is None else norm.weight) for norm in inside)
-    return Layer(
-        floats(before.weight), query, key, value, floats(products[0].args[1]), query_norm, key_norm, out,
-        floats(between.weight), gate, up, narrow, np.float32(before.variance_epsilon), np.float32(attend.scaling),
+    first, count = stack.layers[0], len(stack.layers)
+    weights = [empty(count, sum(part.out_features for part in group), group[0].in_features) for group in _groups(first)]
+    joined = [
+        [_joined(*group, into=weight[n]) for group, weight in zip(_groups(layer), weights, strict=True)]
+        for n, layer in enumerate(stack.layers)
+    ]
+    biases = [row[0][1] for row in joined if row[0][1] is not None]
+    nothing = np.empty((count, 0), np.float32)
+    within = hasattr(first.self_attn, "q_norm")
+    heads, out, gates, down = map(bits, weights)
+    layers = Layers(
+        norms("input_layernorm"), heads, floats(torch.stack(biases)) if biases else nothing,
+        norms("self_attn.q_norm") if within else nothing, norms("self_attn.k_norm") if within else nothing,
+        out, norms("post_attention_layernorm"), gates, down, floats(stack.norm.weight),
+        np.float32(first.input_layernorm.variance_epsilon), np.float32(first.self_attn.scaling),
     )  # fmt: skip
+    return layers, [tuple(functools.partial(_plain, *pair) for pair in row) for row in joined]
 
 
 class _Buffers:
-    """The bits of the keys and values of a row, which are in the same tensors at most steps."""
+    """The addresses of the keys and values of a row, which are in the same tensors at most steps."""
 
     def __init__(self) -> None:
         self.first: Tensor | None = None
-        self.keys: list[Any] = []
-        self.values: list[Any] = []
+        self.keys = self.values = np.empty(0, np.int64)
 
     def follow(self, level: Level) -> None:
         """Point to the tensors of a level."""
         if self.first is not level.keys[0]:
             self.first = level.keys[0]
-            self.keys, self.values = ([x.view(torch.uint16).numpy() for x in xs] for xs in (level.keys, level.values))
+            self.keys, self.values = (
+                np.array([x.data_ptr() for x in xs], np.int64) for xs in (level.keys, level.values)
+            )
 
 
-def _token(stack: Any, plain: Callable[..., Any], parts: Any, buffers: _Buffers, **inputs: Any) -> Any:
+def _token(stack: Any, plain: Callable[..., Any], layers: Layers, buffers: _Buffers, **inputs: Any) -> Any:
     """A model without its head, which computes one token of one row by compiled loops, and everything else plainly."""
     x, tree = inputs["inputs_embeds"], inputs.get("tree")
     if x.shape[:2] != (1, 1) or torch.is_grad_enabled() or not _alone(tree):
@@ -227,8 +259,9 @@ def _token(stack: Any, plain: Callable[..., Any], parts: Any, buffers: _Buffers,
     step = cast(DecodeStep, tree)
     cos, sin = stack.rotary_emb(x, inputs["position_ids"])
     buffers.follow(step.level)
-    x = fused_token.layers(parts, x[0, 0], cos[0, 0], sin[0, 0], buffers.keys, buffers.values, step.stop - 1)
-    return SimpleNamespace(last_hidden_state=stack.norm(x[None, None]))
+    room = step.level.keys[0].shape[2]
+    x = fused_token.layers(layers, x[0, 0], cos[0, 0], sin[0, 0], buffers.keys, buffers.values, room, step.stop - 1)
+    return SimpleNamespace(last_hidden_state=x[None, None])
 
 
 def _alone(tree: Any) -> bool:

@@ -9,9 +9,12 @@ weights of the last update.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
@@ -83,11 +86,11 @@ def generate(
     if tries is not None and (longest := max(map(constraints.depth, tries))) > max_new_tokens:
         raise UserError(f"The longest choice has {longest} tokens with its end: raise max_new_tokens to {longest}.")
     count, device = len(prompts) * group, model.device
-    uniform = torch.rand(len(prompts), group, max_new_tokens, generator=generator).view(count, -1)
-    completion = torch.zeros(count, max_new_tokens, dtype=torch.int64)
-    logprob, model_logprob = torch.zeros(count, max_new_tokens), torch.zeros(count, max_new_tokens)
-    length, stopped = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.bool)
-    stops = torch.tensor(model.stop_ids, dtype=torch.int64)
+    uniform = torch.rand(len(prompts), group, max_new_tokens, generator=generator).view(count, -1).numpy()
+    # Arrays: single elements of tensors are read and written ten times as slowly.
+    completion, length = np.zeros((count, max_new_tokens), np.int64), np.zeros(count, np.int64)
+    logprob, model_logprob = (np.zeros((count, max_new_tokens), np.float32) for _ in range(2))
+    stopped, stops = np.zeros(count, bool), set(model.stop_ids)
     nodes = [] if tries is None else [trie for trie in tries for _ in range(group)]
     same = tries is None and not top_k and top_p >= 1 and temperature in (0.0, 1.0)  # as the model's own distribution
 
@@ -101,41 +104,48 @@ def generate(
         )
         while scheduler.fill():
             live = scheduler.live()
-            rows = scheduler.row[live]
+            rows = scheduler.row[live].numpy()
             place = length[rows]
             logits = model.logits(scheduler.hidden[live.to(device)])
             allowed = logits
             if tries is not None:
                 allowed = constraints.mask_logits(logits, [nodes[row] for row in rows.tolist()])
-            token, logp = choose(allowed, uniform[rows, place].to(device), temperature, top_k, top_p)
-            model_logprob[rows, place] = (logp if same else token_logprob(logits, token)[0]).cpu()
+            drawn = torch.from_numpy(uniform[rows, place]).to(device)
+            token, logp = choose(allowed, drawn, temperature, top_k, top_p)
+            own = logp if same else token_logprob(logits, token)[0]
             token = token.cpu()
-            completion[rows, place], logprob[rows, place] = token, logp.cpu()
+            completion[rows, place] = token.numpy()
+            logprob[rows, place], model_logprob[rows, place] = (x.float().cpu().numpy() for x in (logp, own))
             length[rows] += 1
-            for row, sampled in zip(rows.tolist(), token.tolist(), strict=True) if nodes else ():
-                nodes[row] = nodes[row][sampled]
-            ended = torch.isin(token, stops)
+            sampled = token.tolist()
+            for row, one in zip(rows.tolist(), sampled, strict=True) if nodes else ():
+                nodes[row] = nodes[row][one]
+            ended = np.array([one in stops for one in sampled])
             if stop:
-                ends = [row[:n] for row, n in zip(completion[rows].tolist(), length[rows].tolist(), strict=True)]
-                ended |= torch.tensor([constraints.stops_at(model, row, stop) for row in ends])
+                ended |= [constraints.stops_at(model, completion[row, : length[row]].tolist(), stop) for row in rows]
             stopped[rows] = ended
             over = ended | (length[rows] == max_new_tokens)
-            if kept is not None and isinstance(scheduler, ContinuousBatchScheduler):
-                for slot, row in zip(live[over].tolist(), rows[over].tolist(), strict=True):
-                    scheduler.keep(slot, completion[row, : length[row]].tolist())
-            scheduler.free(live[over])
-            scheduler.step(token[scheduler.row[live] >= 0])
+            if over.any():
+                if kept is not None and isinstance(scheduler, ContinuousBatchScheduler):
+                    for slot, row in zip(live[over].tolist(), rows[over].tolist(), strict=True):
+                        scheduler.keep(slot, completion[row, : length[row]].tolist())
+                scheduler.free(live[over])
+                token = token[~over]
+            scheduler.step(token)
     width = int(length.max())
     prompt, prompt_length = pad(prompts)
-    shape = (len(prompts), group, width)
+
+    def shaped(x: NDArray[Any], *shape: int) -> Tensor:
+        return torch.from_numpy(x).view(len(prompts), group, *shape)
+
     return TokenBatch(
         prompt,
         prompt_length,
-        completion[:, :width].view(shape),
-        length.view(len(prompts), group),
-        logprob[:, :width].view(shape),
-        stopped.view(len(prompts), group),
-        model_logprob[:, :width].view(shape),
+        shaped(completion[:, :width].copy(), width),
+        shaped(length),
+        shaped(logprob[:, :width].copy(), width),
+        shaped(stopped),
+        shaped(model_logprob[:, :width].copy(), width),
     )
 
 

@@ -22,8 +22,8 @@ def choose(
     """
     if temperature == 0.0:
         scaled = logits.float()
-        token = scaled.argmax(-1)
-        return token, scaled.gather(-1, token[:, None])[:, 0] - scaled.logsumexp(-1)
+        token = scaled.argmax(-1, keepdim=True)
+        return token[:, 0], scaled.log_softmax(-1).gather(-1, token)[:, 0]
     scaled = logits if temperature == 1.0 else logits.float() / temperature
     if top_k or top_p < 1:
         kept, index = _truncated(scaled.float(), top_k, top_p)

@@ -36,7 +36,7 @@ def decoder(family: str) -> nn.Module:
 
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(
-        vocab_size=42, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=42, hidden_size=48, intermediate_size=81, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attn_implementation="sdpa",
     )  # fmt: skip
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -93,15 +93,29 @@ def test_a_gradient_flows_and_nothing_stays_behind():
     assert not any("forward" in vars(layer) for layer in layers)
 
 
-def test_weights_that_changed_are_packed_again():
-    layers, x = _layers(), torch.randn(4, 48)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_weights_that_changed_are_packed_again(rows):
+    layers, x = _layers(), torch.randn(rows, 48)
     with torch.no_grad():
-        with packed(torch.bfloat16, 4, layers):
+        with packed(torch.bfloat16, rows, layers):
             before = layers(x)
         layers[2].weight.mul_(2.0)
-        with packed(torch.bfloat16, 4, layers):
+        with packed(torch.bfloat16, rows, layers):
             after = layers(x)
     torch.testing.assert_close(after.float(), 2 * before.float(), atol=0.05, rtol=0.05)
+
+
+@sabotaged_by("foresight.nets.language.packed._kept", lambda kept: lambda part, make: make(part))
+@torch.no_grad()
+def test_for_a_single_row_weights_are_copied_once():
+    module = decoder("Llama")
+    copied = []
+    for _ in range(3):
+        if len(copied) == 2:
+            module.model.layers[1].mlp.up_proj.weight.mul_(2.0)
+        with packed(torch.bfloat16, 1, module):
+            copied.append(module.model.forward.args[2])
+    assert copied[0] is copied[1] and copied[1] is not copied[2]
 
 
 def test_without_a_kind_nothing_is_packed():
