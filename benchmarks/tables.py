@@ -104,22 +104,26 @@ def reached(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def held(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """The table of returns over the last fifth of training, where runs hold them: mean, and least episode."""
+    """The table of returns over the last fifth of training, where runs hold them."""
     lines = [
         "## Held over the last fifth of training",
         "",
-        "Training episodes that ended in the last fifth of the steps, exploration included.",
+        "Training episodes that ended in the last fifth of the steps, exploration included; and, where the preset",
+        "evaluates during training, the evaluations of the greedy policy in these steps.",
         "",
-        "| task | seeds | mean of each seed | least episode of each seed |",
-        "|---|---|---|---|",
+        "| task | seeds | mean of each seed | least episode of each seed | greedy: mean | least evaluation |",
+        "|---|---|---|---|---|---|",
     ]
     for name, r in results:
-        found = [(run["seed"], run["held"]) for run in r["runs"] if "held" in run]
-        seeds, means, least = (
-            ", ".join(texts)
-            for texts in zip(*((str(s), figure(h["mean"]), figure(h["min"])) for s, h in found), strict=True)
-        )
-        lines.append(f"| [{r['what']}](../results/{name}) | {seeds} | {means} | {least} |")
+        runs = [run for run in r["runs"] if "held" in run]
+        greedy = [run.get("held_greedily", {}) for run in runs]
+        columns = [
+            [str(run["seed"]) for run in runs],
+            *([figure(run["held"][key]) for run in runs] for key in ("mean", "min")),
+            *([figure(found.get(key), 5) for found in greedy] if any(greedy) else ["–"] for key in ("mean", "min")),
+        ]
+        cells = " | ".join(", ".join(column) for column in columns)
+        lines.append(f"| [{r['what']}](../results/{name}) | {cells} |")
     return lines
 
 
