@@ -1,6 +1,6 @@
-"""One token through a layer of a transformer, and through a linear layer, as compiled loops on a CPU.
+"""A few tokens through the layers of a transformer, and through a linear layer, as compiled loops on a CPU.
 
-With one row every weight is read once and used once, so a product takes as long as its weights take to arrive. Torch's
+With few rows a product takes as long as its weights take to arrive: each is read once, and used at once. Torch's
 products of one row reach half of the memory's bandwidth, and a layer is a dozen calls of it; here all are one. Each
 thread reads four distant rows at a time: four streams arrive faster than one. Weights, keys and values are bfloat16,
 given as their bits (`bits`); everything else is float32. The threads are torch's. Each function has a readable twin,
@@ -69,8 +69,8 @@ def floats(weight: Tensor | None) -> Floats:
 
 
 def linear(weight: Bits, bias: Floats, x: Tensor) -> Tensor:
-    """W x + b `[O]` of x `[D]`, without gradient: the twin of `functional.linear`. `bias` may be empty."""
-    found = torch.empty(len(weight))
+    """W x + b `[T, O]` of x `[T, D]`, without gradient: the twin of `functional.linear`. `bias` may be empty."""
+    found = torch.empty(len(x), len(weight))
     with LOCK:
         _share()
         _linear(weight, bias, x.float().numpy(), found.numpy())
@@ -80,11 +80,11 @@ def linear(weight: Bits, bias: Floats, x: Tensor) -> Tensor:
 def layers(
     parts: Layers, x: Tensor, cos: Tensor, sin: Tensor, keys: Addresses, values: Addresses, room: int, place: int
 ) -> Tensor:
-    """x `[D]` of one token after all layers and the norm, without gradient: the twin of `packed._run`.
+    """x `[T, D]` of T tokens after all layers and the norm, without gradient: the twin of `packed._run`.
 
-    `cos` and `sin` `[W]` are of its position. Its keys and values are written at `place` of the `room` places T at the
-    addresses `[N]` of the `keys` and `values` `[K, T, W]` of each layer, in bfloat16; it attends to the places before,
-    and to itself.
+    `cos` and `sin` `[T, W]` are of their positions. Their keys and values are written from `place` on, of the `room`
+    places at the addresses `[N]` of the `keys` and `values` `[K, room, W]` of each layer, in bfloat16; each attends to
+    the places before, and to itself.
     """
     x = x.float().clone()
     with LOCK:
@@ -142,22 +142,23 @@ def _dot(weight: Bits, x: Floats) -> np.float32:
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _norm(x: Floats, gain: Floats, eps: np.float32, to: Floats) -> None:
-    total = np.float32(0)
-    for j in range(len(x)):
-        total += x[j] * x[j]
-    scale = np.float32(1) / np.sqrt(total / np.float32(len(x)) + eps)
-    for j in range(len(x)):
-        to[j] = x[j] * scale * gain[j]
+    for i in range(len(x)):
+        total = np.float32(0)
+        for j in range(x.shape[1]):
+            total += x[i, j] * x[i, j]
+        scale = np.float32(1) / np.sqrt(total / np.float32(x.shape[1]) + eps)
+        for j in range(x.shape[1]):
+            to[i, j] = x[i, j] * scale * gain[j]
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _turn(x: Floats, gain: Floats, eps: np.float32, cos: Floats, sin: Floats) -> None:
     """Norm and rotation of the heads `[H, W]` of one token, in place."""
     half = x.shape[1] // 2
+    if len(gain):
+        _norm(x, gain, eps, x)
     for head in range(len(x)):
         row = x[head]
-        if len(gain):
-            _norm(row, gain, eps, row)
         for j in range(half):
             first, second = row[j], row[half + j]
             row[j] = first * cos[j] - second * sin[j]
@@ -207,43 +208,50 @@ def _product(weight: Bits, x: Floats, to: Floats) -> None:
     step = len(weight) // 4
     for i in prange(step):
         j, k, m = i + step, i + 2 * step, i + 3 * step
-        to[i], to[j], to[k], to[m] = _four(weight[i], weight[j], weight[k], weight[m], x)
+        for t in range(len(x)):
+            to[t, i], to[t, j], to[t, k], to[t, m] = _four(weight[i], weight[j], weight[k], weight[m], x[t])
     for i in range(4 * step, len(weight)):
-        to[i] = _dot(weight[i], x)
+        for t in range(len(x)):
+            to[t, i] = _dot(weight[i], x[t])
 
 
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
 def _gated(weight: Bits, x: Floats, to: Floats) -> None:
     """SiLU(gate) · up, of the rows of the gate `[M]` and then of up `[M]`."""
-    units = len(to)
+    units = to.shape[1]
     step = (units + 1) // 2
     for i in prange(step):
         j = min(i + step, units - 1)
-        gate, other, up, other_up = _four(weight[i], weight[j], weight[units + i], weight[units + j], x)
-        to[j] = other / (np.float32(1) + fast_exp(-other)) * other_up
-        to[i] = gate / (np.float32(1) + fast_exp(-gate)) * up
+        for t in range(len(x)):
+            gate, other, up, other_up = _four(weight[i], weight[j], weight[units + i], weight[units + j], x[t])
+            to[t, j] = other / (np.float32(1) + fast_exp(-other)) * other_up
+            to[t, i] = gate / (np.float32(1) + fast_exp(-gate)) * up
 
 
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
-def _attended(queries: Floats, keys: Bits, values: Bits, count: int, scale: np.float32, to: Floats) -> None:
-    """All heads `[H, W]`, each by the keys and values of its group."""
-    group, weights = len(queries) // len(keys), np.empty((len(queries), count), np.float32)
-    for head in prange(len(queries)):
+def _attended(queries: Floats, keys: Bits, values: Bits, place: int, scale: np.float32, to: Floats) -> None:
+    """The heads `to` `[T, H, W]` of as many first `queries`, by the keys and values of their groups up to their places."""
+    count, heads = to.shape[0], to.shape[1]
+    group, weights = heads // len(keys), np.empty((count * heads, place + count), np.float32)
+    for i in prange(count * heads):
+        t, head = i // heads, i % heads
         shared = head // group
-        _attend(queries[head], keys[shared], values[shared], count, scale, weights[head], to[head])
+        _attend(queries[t, head], keys[shared], values[shared], place + t + 1, scale, weights[i], to[t, head])
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _add(x: Floats, y: Floats) -> None:
     for i in range(len(x)):
-        x[i] += y[i]
+        for j in range(x.shape[1]):
+            x[i, j] += y[i, j]
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _linear(weight: Bits, bias: Floats, x: Floats, to: Floats) -> None:
     _product(weight, x, to)
-    if len(bias):
-        _add(to, bias)
+    for t in range(len(to)):
+        for i in range(len(bias)):
+            to[t, i] += bias[i]
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
@@ -252,24 +260,26 @@ def _layers(
     gates: Bits, down: Bits, last_norm: Floats, eps: np.float32, scale: np.float32, x: Floats, cos: Floats,
     sin: Floats, keys: Addresses, values: Addresses, room: int, place: int,
 ) -> None:  # fmt: skip
-    size, asked = len(cos), out.shape[2]
-    kept = (project.shape[1] - asked) // 2
-    normed, added, inner = np.empty_like(x), np.empty_like(x), np.empty(down.shape[2], np.float32)
-    heads, mixed = np.empty(project.shape[1], np.float32), np.empty((asked // size, size), np.float32)
-    query, key = heads[:asked].reshape(-1, size), heads[asked : asked + kept].reshape(-1, size)
+    count, size, width = len(x), cos.shape[1], project.shape[1]
+    asked = out.shape[2] // size
+    shared = (width // size - asked) // 2
+    normed, added, inner = np.empty_like(x), np.empty_like(x), np.empty((count, down.shape[2]), np.float32)
+    found, mixed = np.empty((count, width), np.float32), np.empty((count, asked * size), np.float32)
+    heads, by_head = found.reshape(count, -1, size), mixed.reshape(count, -1, size)
     for n in range(len(project)):
-        own = numba.carray(_at(keys[n]), (len(key), room, size))
-        own_values = numba.carray(_at(values[n]), (len(key), room, size))
+        own_keys = numba.carray(_at(keys[n]), (shared, room, size))
+        own_values = numba.carray(_at(values[n]), (shared, room, size))
         _norm(x, norm[n], eps, normed)
-        _linear(project[n], bias[n], normed, heads)
-        _turn(query, query_norm[n], eps, cos, sin)
-        _turn(key, key_norm[n], eps, cos, sin)
-        for head in range(len(key)):
-            for j in range(size):
-                own[head, place, j] = _narrow(key[head, j])
-                own_values[head, place, j] = _narrow(heads[asked + kept + head * size + j])
-        _attended(query, own, own_values, place + 1, scale, mixed)
-        _product(out[n], mixed.reshape(-1), added)
+        _linear(project[n], bias[n], normed, found)
+        for t in range(count):
+            _turn(heads[t, :asked], query_norm[n], eps, cos[t], sin[t])
+            _turn(heads[t, asked : asked + shared], key_norm[n], eps, cos[t], sin[t])
+            for head in range(shared):
+                for j in range(size):
+                    own_keys[head, place + t, j] = _narrow(heads[t, asked + head, j])
+                    own_values[head, place + t, j] = _narrow(heads[t, asked + shared + head, j])
+        _attended(heads, own_keys, own_values, place, scale, by_head)
+        _product(out[n], mixed, added)
         _add(x, added)
         _norm(x, feed_norm[n], eps, normed)
         _gated(gates[n], normed, inner)

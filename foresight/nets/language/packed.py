@@ -6,8 +6,8 @@ overhead of small operations, so layers of known models are fused: projections w
 queries and keys are rotated together.
 
 A single row needs no packing: all layers of a known model are then one compiled loop over plain weights in bfloat16
-(`nets.language.fused_token`), and only prompts are read by the products of torch. These copies are kept until a weight
-changes, as one answer after the other is asked for.
+(`nets.language.fused_token`), for one token or a few; only prompts are read by the products of torch. These copies are
+kept until a weight changes, as one answer after the other is asked for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresight.nets.language.cache import DecodeStep, Level
+from foresight.nets.language.cache import DecodeStep, Extension, Level
 
 if TYPE_CHECKING:
     from foresight.nets.language.fused_token import Layers
 
 T = TypeVar("T")
+FEW = 8  # tokens of one row that the compiled loops take at once
 PACK = 24  # new tokens from which packing the weights pays
 KIND = torch.bfloat16  # the dtype of packed weights
 ABLE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -46,8 +47,9 @@ COPIES: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()  # o
 def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator[None]:
     """A context in which the linear layers of `modules` use packed copies of their present weights, in dtype `kind`.
 
-    `rows` is the expected number of rows a product. With `kind` None (the dtype of the weights), on accelerators and
-    where torch lacks these products, nothing changes. Computations with a gradient use the plain weights.
+    `rows` is the expected number of rows a product; 1 also for a few tokens of a single row. With `kind` None (the
+    dtype of the weights), on accelerators and where torch lacks these products, nothing changes. Computations with a
+    gradient use the plain weights.
     """
     able = ABLE and kind is KIND
     parts: dict[Any, None] = dict.fromkeys(part for module in modules if able for part in module.modules())
@@ -87,7 +89,7 @@ def _usual(part: nn.Module) -> bool:
 
 
 def _stack(part: nn.Module) -> bool:
-    """Whether `_token` can compute this model without its head: known layers only, with a gate of SiLU."""
+    """Whether `_tokens` can compute this model without its head: known layers only, with a gate of SiLU."""
     layers, config = getattr(part, "layers", None), getattr(part, "config", None)
     if not isinstance(layers, nn.ModuleList) or not hasattr(part, "rotary_emb") or not hasattr(part, "norm"):
         return False
@@ -136,16 +138,16 @@ def _linear(layer: nn.Linear, rows: int) -> functools.partial[Tensor]:
 
 
 def _one(layer: nn.Linear) -> Product:
-    """x ↦ its output: of one row by a compiled loop in float32, of more by torch in bfloat16."""
+    """x ↦ its output: of few rows by a compiled loop in float32, of more by torch in bfloat16."""
     from foresight.nets.language import fused_token  # late: numba is slow to import
 
     weight, bias = _joined(layer, into=fused_token.empty(layer.out_features, layer.in_features))
     held = fused_token.bits(weight), fused_token.floats(bias)
 
     def multiply(x: Tensor) -> Tensor:
-        if x.numel() != x.shape[-1]:
+        if x.numel() > FEW * x.shape[-1]:
             return _plain(weight, bias, x)
-        return fused_token.linear(*held, x.reshape(-1)).view(*x.shape[:-1], -1)
+        return fused_token.linear(*held, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
     return multiply
 
@@ -169,7 +171,7 @@ def _fused(part: Any, rows: int, known: dict[Any, Products]) -> functools.partia
     if not _usual(part):
         copies, products = _kept(part, _copied)
         known |= zip(part.layers, products, strict=True)
-        return functools.partial(_token, part, part.forward, copies, _Buffers())
+        return functools.partial(_tokens, part, part.forward, copies, _Buffers())
     from transformers import AttentionInterface
 
     attention = AttentionInterface()[part.self_attn.config._attn_implementation]
@@ -208,7 +210,7 @@ def _run(
 
 
 def _copied(stack: Any) -> tuple[Layers, list[Products]]:
-    """The weights of all layers in bfloat16, for `_token`, and the products of each layer by the same memory."""
+    """The weights of all layers in bfloat16, for `_tokens`, and the products of each layer by the same memory."""
     from foresight.nets.language.fused_token import Layers, bits, empty, floats
 
     def norms(name: str) -> Any:
@@ -249,23 +251,28 @@ class _Buffers:
             )
 
 
-def _token(stack: Any, plain: Callable[..., Any], layers: Layers, buffers: _Buffers, **inputs: Any) -> Any:
-    """A model without its head, which computes one token of one row by compiled loops, and everything else plainly."""
-    x, tree = inputs["inputs_embeds"], inputs.get("tree")
-    if x.shape[:2] != (1, 1) or torch.is_grad_enabled() or not _alone(tree):
+def _tokens(stack: Any, plain: Callable[..., Any], layers: Layers, buffers: _Buffers, **inputs: Any) -> Any:
+    """A model without its head, which computes few tokens of one row by compiled loops, and everything else plainly."""
+    x, place = inputs["inputs_embeds"], _place(inputs.get("tree"))
+    if len(x) > 1 or x.shape[1] > FEW or torch.is_grad_enabled() or place is None:
         return plain(**inputs)
     from foresight.nets.language import fused_token
 
-    step = cast(DecodeStep, tree)
+    level: Level = inputs["tree"].level
     cos, sin = stack.rotary_emb(x, inputs["position_ids"])
-    buffers.follow(step.level)
-    room = step.level.keys[0].shape[2]
-    x = fused_token.layers(layers, x[0, 0], cos[0, 0], sin[0, 0], buffers.keys, buffers.values, room, step.stop - 1)
-    return SimpleNamespace(last_hidden_state=x[None, None])
+    buffers.follow(level)
+    room = level.keys[0].shape[2]
+    x = fused_token.layers(layers, x[0], cos[0], sin[0], buffers.keys, buffers.values, room, place)
+    return SimpleNamespace(last_hidden_state=x[None])
 
 
-def _alone(tree: Any) -> bool:
-    """Whether a decoding step attends to one buffer of bfloat16, and to all that precedes it there."""
-    if not isinstance(tree, DecodeStep) or tree.levels or tree.blocked is not None:
-        return False
-    return all(x.dtype is KIND and x.is_contiguous() for x in (tree.level.keys[0], tree.level.values[0]))
+def _place(tree: Any) -> int | None:
+    """Where new tokens are written, if they attend to one buffer of bfloat16, and to all that precedes them there."""
+    if isinstance(tree, DecodeStep) and not tree.levels and tree.blocked is None:
+        place = tree.stop - 1
+    elif isinstance(tree, Extension) and len(tree.levels) == (tree.place > 0):
+        place = tree.place
+    else:
+        return None
+    held = tree.level.keys[0], tree.level.values[0]
+    return place if all(x.dtype is KIND and x.is_contiguous() for x in held) else None

@@ -38,7 +38,7 @@ def choose(
 def _drawn(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """An index sampled from softmax(logits `[B, N]`) and its log-probability, `[B]` each, in float32."""
     weights = (logits - logits.amax(-1, keepdim=True).float()).exp_()
-    place, total = _invert(weights, uniform)
+    place, total = invert(weights, uniform)
     return place, (weights.gather(-1, place[:, None])[:, 0] / total).log()
 
 
@@ -55,7 +55,7 @@ def _truncated(scaled: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor
     return kept.masked_fill((before >= top_p) & (top_p < 1), -torch.inf), index
 
 
-def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Where the cumulative sum of weights `[B, N]` exceeds `uniform` · total, and the total: `[B]` each.
 
     First over sums of blocks, then within a block: one pass over the weights. Never a weight of 0.

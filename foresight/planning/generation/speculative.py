@@ -15,16 +15,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
 from foresight.nets.language import mtp
-from foresight.nets.language.cache import Level
+from foresight.nets.language.cache import Cache, Level
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.mtp import MultiTokenHeads
-from foresight.nets.language.packed import PACK, packed
+from foresight.nets.language.packed import FEW, PACK, packed
 from foresight.ops.speculation import accepted, distribution, residual
 from foresight.ops.tokens import token_logprob
+from foresight.planning.generation.sampling import invert
 
 Draw = Callable[[Tensor], int]  # a token from a distribution [V]
 Propose = Callable[[Sequence[int], Tensor], tuple[list[int], Tensor]]
@@ -75,10 +77,11 @@ def speculate(
     counts = torch.zeros(3, dtype=torch.int64)
 
     def draw(probability: Tensor) -> int:
-        return int(torch.multinomial(probability.cpu(), 1, generator=generator))
+        uniform = torch.rand(1, generator=generator)  # on a CPU `multinomial` takes ten times as long
+        return int(invert(probability.cpu()[None], uniform)[0])
 
     kind = model.autocast if max_new_tokens * len(prompts) * group >= PACK else None
-    with model.precision(), packed(kind, 1 + depth, model, draft):
+    with model.precision(), packed(kind, 1 if depth < FEW else 1 + depth, model, draft):
         for prompt in [prompt for prompt in prompts for _ in range(group)]:
             reader = _Reader(model, prompt, max_new_tokens + depth)
             if isinstance(draft, MultiTokenHeads):
@@ -144,22 +147,24 @@ class _Reader:
     """A model with its cache after a prompt and `length` accepted tokens; rejected tokens are overwritten."""
 
     def __init__(self, model: LanguageModel, prompt: Sequence[int], places: int) -> None:
-        self.model, self.length = model, 0
+        self.model, self.length, self.begin = model, 0, len(prompt)
         self.tokens: list[int] = []
         with model.precision():
-            hidden, self.cache = model.read([prompt])
+            hidden, cache = model.read([prompt])
         self.hidden = hidden[0]
-        like = self.cache.levels[-1]
+        like = cache.levels[-1]
 
         def room(x: Tensor) -> Tensor:
-            return x.new_zeros(1, x.shape[1], places, x.shape[3])
+            """The prompt, and room for more in the dtype of the products."""
+            return functional.pad(x.to(model.autocast or x.dtype), (0, 0, 0, places))
 
         self.level = Level([room(k) for k in like.keys], [room(v) for v in like.values])
+        self.cache = Cache([], torch.zeros_like(cache.positions))
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Read n more tokens. Returns the features `[n, D]` after each."""
         row = torch.tensor([list(tokens)], device=self.model.device)
-        hidden = self.model.extend(row, self.cache, self.level, self.length)[0]
+        hidden = self.model.extend(row, self.cache, self.level, self.begin + self.length)[0]
         self.tokens[self.length :] = tokens
         self.length += len(tokens)
         return hidden
@@ -197,7 +202,7 @@ def _by_model(reader: _Reader, ahead: int, temperature: float, draw: Draw, vocab
             hidden = reader.read(written[valid:])[-1]
             while True:
                 logits = model.logits(hidden[None])[0, :vocab_size]
-                logits = torch.nn.functional.pad(logits, (0, vocab_size - len(logits)), value=-torch.inf)
+                logits = functional.pad(logits, (0, vocab_size - len(logits)), value=-torch.inf)
                 draft_probs.append(distribution(logits, temperature))
                 drafts.append(draw(draft_probs[-1]))
                 if len(drafts) == ahead:
