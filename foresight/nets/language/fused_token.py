@@ -230,7 +230,7 @@ def _gated(weight: Bits, x: Floats, to: Floats) -> None:
 
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
 def _attended(queries: Floats, keys: Bits, values: Bits, place: int, scale: np.float32, to: Floats) -> None:
-    """The heads `to` `[T, H, W]` of as many first `queries`, by the keys and values of their groups up to their places."""
+    """The heads `to` `[T, H, W]` of as many first `queries`, by the keys and values of their groups and places."""
     count, heads = to.shape[0], to.shape[1]
     group, weights = heads // len(keys), np.empty((count * heads, place + count), np.float32)
     for i in prange(count * heads):
