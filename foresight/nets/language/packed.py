@@ -100,11 +100,17 @@ def _stack(part: nn.Module) -> bool:
 
 def _kept(part: nn.Module, make: Callable[[Any], T]) -> T:
     """What `make` makes of a module's weights: what it made before, while they are the same."""
-    marks = [(weight.data_ptr(), weight._version) for weight in part.parameters()]
+    marks = [_mark(weight.detach()) for weight in part.parameters()]
     if COPIES.get(part, (None,))[0] != marks:
         COPIES.pop(part, None)  # its memory is free before the new copy takes some
         COPIES[part] = marks, make(part)
     return cast(T, COPIES[part][1])
+
+
+def _mark(weight: Tensor) -> tuple[Any, ...]:
+    """What differs once a weight has changed: torch counts its changes, but not those of `weight.data`."""
+    changes = None if weight.is_inference() else weight._version
+    return weight.data_ptr(), changes, *weight.flatten()[:: max(1, weight.numel() // 8)].tolist()
 
 
 def _joined(*layers: nn.Linear, into: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -110,12 +110,13 @@ def test_weights_that_changed_are_packed_again(rows):
 def test_for_a_single_row_weights_are_copied_once():
     module = decoder("Llama")
     copied = []
-    for _ in range(3):
-        if len(copied) == 2:
-            module.model.layers[1].mlp.up_proj.weight.mul_(2.0)
+    weight = module.model.layers[1].mlp.up_proj.weight
+    for change in (None, None, weight, weight.data):
+        if change is not None:
+            change.mul_(2.0)
         with packed(torch.bfloat16, 1, module):
             copied.append(module.model.forward.args[2])
-    assert copied[0] is copied[1] and copied[1] is not copied[2]
+    assert copied[0] is copied[1] and copied[1] is not copied[2] is not copied[3]
 
 
 def test_without_a_kind_nothing_is_packed():
