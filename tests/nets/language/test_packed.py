@@ -111,9 +111,9 @@ def test_for_a_single_row_weights_are_copied_once():
     module = decoder("Llama")
     copied = []
     weight = module.model.layers[1].mlp.up_proj.weight
-    for change in (None, None, weight, weight.data):
-        if change is not None:
-            change.mul_(2.0)
+    for changed in (None, None, weight, weight.data):
+        if changed is not None:
+            changed.mul_(2.0)
         with packed(torch.bfloat16, 1, module):
             copied.append(module.model.forward.args[2])
     assert copied[0] is copied[1] and copied[1] is not copied[2] is not copied[3]
