@@ -3,10 +3,11 @@
     python benchmarks/accelerator.py                         # both algorithms; writes results/accelerator.json
     python benchmarks/accelerator.py --seconds 300 --game Pong
 
-STORM at the published sizes and DreamerV3 with 12M parameters, of presets `atari100k`, on 64 × 64 images in color. Of
-each update the milliseconds by the clock, and those in which kernels run: the rest is the time that the GPU waits for
-Python to launch the next one (`waiting`). Then each trains on the game for `seconds`, with graphs, compiled, in
-bfloat16, with its replay on the GPU: environment steps a second after the first updates, which record and compile.
+STORM at the published sizes (but of the image networks) and DreamerV3 with 12M parameters, of presets `atari100k`, on
+64 × 64 images in color. Of each update the milliseconds by the clock, and those in which kernels run: the rest is the
+time that the GPU waits for Python to launch the next one (`waiting`). Then each trains on the game for `seconds`, with
+graphs, compiled, in bfloat16, with its replay on the GPU: environment steps a second after the first updates, which
+record and compile.
 STORM's paper trained at 6.5 a second (102,000 steps in 4.3 hours of an RTX 3090).
 """
 

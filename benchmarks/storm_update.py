@@ -1,10 +1,10 @@
-"""Memory and time of one of STORM's updates at the published sizes: `gradient_checkpointing` compared with without it.
+"""Memory and time of one of STORM's updates: `gradient_checkpointing` compared with without it.
 
 16 sequences of 64 images for the model, 1,024 rollouts of 16 steps from contexts of 8 for the agent: the defaults of
-`storm.Config`, on random 64 × 64 images in color. `peak_gib` is the highest resident memory of the process in the first
-two updates less what it was before the networks were built; `whole_gib` is all of it. `model_gib` is the same after the
-model's first update, before the agent's. One thread; `rate` counts seconds of processor time, which other programs on
-the machine disturb less than those of a clock.
+`storm.Config`, which are the published sizes but of the image networks, on random 64 × 64 images in color. `peak_gib`
+is the highest resident memory of the process in the first two updates less what it was before the networks were built;
+`whole_gib` is all of it. `model_gib` is the same after the model's first update, before the agent's. One thread; `rate`
+counts seconds of processor time, which other programs on the machine disturb less than those of a clock.
 """
 
 from __future__ import annotations

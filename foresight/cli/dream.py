@@ -38,7 +38,7 @@ def play(agent: Agent, run: Path, gif: str | None, seed: int, read_key: Callable
         return
     from foresight.runtime.evaluation import record
 
-    path = Path(gif) if gif else run / "media" / "imagined.gif"
+    path = Path(gif) if gif else (run / "media" if run.is_dir() else Path()) / "imagined.gif"
     count = record.write(path, _frames(agent, env, seed), FPS)
     screen.stdout().print(f"{count} frames in {path}", markup=False)
 
@@ -68,6 +68,7 @@ def _keyboard(agent: Agent, env: ImaginedEnv, seed: int, read_key: Callable[[], 
             why = "the model ended it" if feedback.discount[0] == 0 else f"after {env.limit} steps"
             _show(env, feedback.final_obs, f"{line}  episode over: {why}")
             total, step = 0.0, 0
+            _show(env, feedback.obs, f"step 0{_value(agent, env)}")
             continue
         _show(env, feedback.obs, line + _value(agent, env))
 

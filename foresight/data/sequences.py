@@ -105,6 +105,15 @@ class Sequences:
         for stream in self.streams:
             stream.interrupt()
 
+    @staticmethod
+    def require_room(size: int, num_envs: int, length: int) -> None:
+        """Raise UserError if sequences of `length` rows do not fit into the stream of each environment."""
+        if size < num_envs * length:
+            raise UserError(
+                f"replay_size {size} is too small: num_envs {num_envs} streams of sequences of {length} rows do not "
+                "fit."
+            )
+
     def ready(self, length: int) -> bool:
         """Whether sequences of `length` rows can be sampled."""
         return any(len(stream) >= length for stream in self.streams)
@@ -136,7 +145,7 @@ class Sequences:
             if stream.storage is None:
                 continue
             columns = stream.columns()
-            ends = stream.storage.cut[0, columns].nonzero().squeeze(-1)
+            ends = stream.storage.cut[0, columns].nonzero().squeeze(-1).cpu()
             starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1] + 1]) if len(ends) else ends
             whole = slice(int(len(stream) == stream.capacity), None)  # the first one may have lost its beginning
             if len(starts[whole]):

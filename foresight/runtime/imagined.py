@@ -47,7 +47,7 @@ def require_model(agent: Agent) -> Any:
     if not has_model(agent.state):
         raise UserError(
             f"{agent.path} is a run of {agent.settings.algorithm}, which learns no world model that predicts "
-            "step by step. Give a run of dreamer, storm, planet, tdmpc2 or lewm."
+            "step by step. Give a run of dreamer, storm or planet; open-loop errors are drawn of tdmpc2 and lewm, too."
         )
     return agent.state.model
 

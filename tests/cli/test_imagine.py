@@ -96,6 +96,16 @@ def test_keys_act_inside_the_model(runs: dict[str, Path], name: str, capsys: pyt
     assert ("▀" in out) == (name != "pole")
 
 
+def test_a_new_episode_is_shown_before_its_first_action(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = load(runs["pole"])
+    dream._keyboard(agent, imagined.inside(agent, 1, 1, first=True), 0, keys("00q"))
+    agent.close()
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    assert lines == ["step 0", "step 1", "step 0", "step 1", "step 0"]
+
+
 def test_ppo_trains_inside_and_is_evaluated_outside(runs: dict[str, Path], tmp_path: Path) -> None:
     inside = foresight.train(
         "ppo", env=f"imagined:{runs['pole']}", env_options={"horizon": 10}, steps=512, num_envs=8, rollout_steps=16,

@@ -340,8 +340,4 @@ def _check(config: Config) -> None:
         )
     if config.deter % config.blocks:
         raise UserError(f"deter {config.deter} is no multiple of blocks {config.blocks}.")
-    if config.replay_size < config.num_envs * (config.sequence_length + 1):
-        raise UserError(
-            f"replay_size {config.replay_size} is too small: num_envs {config.num_envs} streams of sequence_length "
-            f"{config.sequence_length} + 1 rows do not fit."
-        )
+    Sequences.require_room(config.replay_size, config.num_envs, config.sequence_length + 1)

@@ -177,7 +177,7 @@ def gather(config: Config, env: Env, model: LeWM) -> Data:
         fresh = torch.rand(count, 1, generator=generator) * config.hold < 1
         drawn = 2 * torch.rand(action.shape, generator=generator) - 1
         action = torch.where(fresh | (t == 0), drawn, action)
-        feedback = env.step(model.to_env(action).cpu())
+        feedback = env.step(model.to_env(action.to(model.center.device)).cpu())
         images.append(obs["image"])
         actions.append(action)
         cuts.append(feedback.cut)

@@ -122,8 +122,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
     """The first action of a plan for every row of `obs`, with noise if `explore` (uniform in the seed episodes).
 
-    The carry is the latent state and the last action in [-1, 1]. With `explore` the carry before `obs` and that action
-    are extras, for the replay.
+    The carry is the latent state and the last action in [-1, 1]. With `explore` that is an extra, for the replay.
     """
     model, config = state.model, state.config
     batch = len(trees.first(obs))
@@ -217,3 +216,4 @@ def _check(config: Config) -> None:
         "elites", "iterations", "deter", "stoch", "hidden", "units", "layers", "depth", "patch",
     )  # fmt: skip
     cem.require_elites(config.candidates, config.elites)
+    Sequences.require_room(config.replay_size, config.num_envs, config.sequence_length)

@@ -385,9 +385,9 @@ def _check(config: Config) -> None:
             f"imagined_last {config.imagined_last} is more than sequence_length {config.sequence_length}: "
             "imagination starts at rows of the sequences. 0 means contexts of their own."
         )
-    longest = max(config.sequence_length, config.context + 1)
-    if config.replay_size < config.num_envs * longest:
+    if config.replay_value_coef and config.imagined_last < 2:
         raise UserError(
-            f"replay_size {config.replay_size} is too small: num_envs {config.num_envs} streams of sequences of "
-            f"{longest} rows do not fit."
+            f"replay_value_coef {config.replay_value_coef} trains on returns between the rows that imagination starts "
+            f"at, which are single ones with imagined_last {config.imagined_last}. Set imagined_last to at least 2."
         )
+    Sequences.require_room(config.replay_size, config.num_envs, max(config.sequence_length, config.context + 1))

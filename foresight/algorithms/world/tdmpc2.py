@@ -342,7 +342,7 @@ def _check(config: Config) -> None:
     errors.at_least(0, config, "max_lag", "proposals", "iterations")
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "batch_size", "replay_size", "train_every", "gradient_steps", "horizon",
-        "candidates", "elites", "latent_size", "hidden", "encoder_hidden", "encoder_layers", "channels",
+        "candidates", "elites", "latent_size", "hidden", "encoder_hidden", "encoder_layers", "channels", "simnorm_dim",
     )  # fmt: skip
     errors.at_least(2, config, "critics", "bins")
     errors.between(0, 1, config, "gamma", "rho", "tau", "dropout")
@@ -353,3 +353,4 @@ def _check(config: Config) -> None:
     if config.proposals >= config.candidates:
         raise UserError(f"proposals must be below candidates, {config.candidates}, not {config.proposals}.")
     cem.require_elites(config.candidates, config.elites)
+    Sequences.require_room(config.replay_size, config.num_envs, config.horizon + 1)

@@ -20,7 +20,11 @@ def action_width(space: gs.Space[Any]) -> int:
     if isinstance(space, gs.Discrete):
         return int(space.n)
     if isinstance(space, gs.Box) and len(space.shape) == 1 and np.isfinite([space.low, space.high]).all():
-        return int(space.shape[0])
+        if (space.low < space.high).all():
+            return int(space.shape[0])
+        raise UserError(
+            f"An action of {space} has a dim with equal bounds, so there is nothing to choose: leave it out."
+        )
     raise UserError(
         f"World models support Discrete actions and bounded Box actions with one dim, not {space}. "
         "Wrap the environment so that it takes one of these."

@@ -95,7 +95,14 @@ def test_images_are_trained_on() -> None:
 
 def test_mistakes_are_named() -> None:
     env = Integrator()
-    for field, value in {"horizon": 0, "elites": 41, "updates": 0, "action_noise": -1.0, "sequence_length": 0}.items():
+    for field, value in {
+        "horizon": 0,
+        "replay_size": 31,
+        "elites": 41,
+        "updates": 0,
+        "action_noise": -1.0,
+        "sequence_length": 0,
+    }.items():
         with pytest.raises(UserError, match=field):
             planet.build(dataclasses.replace(SMALL, **{field: value}), env.spaces)
     with pytest.raises(UserError, match="bounded Box"):

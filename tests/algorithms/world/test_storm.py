@@ -60,7 +60,7 @@ FIELDS = (
 
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
-def test_a_resumed_run_is_the_uninterrupted_one() -> None:
+def test_a_run_that_was_loaded_goes_on_as_the_one_in_memory() -> None:
     config = dataclasses.replace(CONFIG, train_every=45, contrastive_coef=1.0)  # steps are due where it stops
     halfway, whole = halfway_and_end(storm, config, near, 320, _spread)
     assert halfway.due
@@ -272,6 +272,7 @@ MISTAKES = [
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
     ({"sequence_model": "lstn"}, "Did you mean 'lstm'"),
     ({"replay_size": 16}, "replay_size 16 is too small"),
+    ({"replay_value_coef": 0.3}, "Set imagined_last to at least 2"),
     ({"context": 5}, "context 5 is more than sequence_length 4"),
     ({"imagined_last": 5}, "imagined_last 5 is more than sequence_length 4"),
     ({"precision": "float16"}, "Unknown precision 'float16'"),

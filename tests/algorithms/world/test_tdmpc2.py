@@ -84,7 +84,7 @@ FIELDS = (
 
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
-def test_a_resumed_run_is_the_uninterrupted_one() -> None:
+def test_a_run_that_was_loaded_goes_on_as_the_one_in_memory() -> None:
     halfway, whole = halfway_and_end(tdmpc2, SMALL, aim, 240, _spread)
     resumed = continued(tdmpc2, restored(tdmpc2, halfway, aim()), aim(), 240)
     assert whole.step == resumed.step == 240
@@ -192,6 +192,8 @@ MISTAKES = [
     ({"horizon": 0}, "horizon must be at least 1"),
     ({"critics": 1}, "critics must be at least 2"),
     ({"rho": 1.5}, "rho must be between 0 and 1"),
+    ({"replay_size": 16, "num_envs": 8}, "replay_size 16 is too small"),
+    ({"simnorm_dim": 0}, "simnorm_dim must be at least 1"),
     ({"latent_size": 20}, "latent_size must be a multiple of simnorm_dim, 8, not 20"),
     ({"proposals": 24}, "proposals must be below candidates, 24, not 24"),
     ({"elites": 25}, "elites is 25, but there are only 24 candidates"),
