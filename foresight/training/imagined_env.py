@@ -25,7 +25,7 @@ SCALE = 4  # pixels of a frame per pixel of an observation
 def anywhere(model: WorldModel, space: gs.Space[Any], replay: Sequences, generator: torch.Generator) -> Tree:
     """Posterior states `[N, ...]` at random rows of the replay, each after up to `CONTEXT` rows were observed.
 
-    `space` is that of the actions. Raises UserError if the replay is too small.
+    `space` is that of the actions. Raises UserError if the replay or its episodes are too small.
     """
     device = generator.device
     sampler = torch.Generator().manual_seed(generator.initial_seed())
@@ -33,6 +33,8 @@ def anywhere(model: WorldModel, space: gs.Space[Any], replay: Sequences, generat
     action = latent_actor.features_of(space, batch.action.flatten(0, 1)).unflatten(0, batch.shape)
     found = model.observe(model.initial(STARTS), batch.obs, action, batch.cut, generator)
     going = (batch.cut[:, -1] == 0).nonzero().squeeze(-1)  # no action follows a final observation
+    if not len(going):
+        raise UserError("The episodes of the replay are too short to start from: all rows that were drawn end one.")
     return model.begin(tree_map(lambda x: x[going, -1], found))
 
 
