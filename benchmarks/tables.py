@@ -115,11 +115,11 @@ def held(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for name, r in results:
-        runs = [run for run in r["runs"] if "held" in run]
+        runs = [run for run in r["runs"] if "held" in run or "held_greedily" in run]
         greedy = [run.get("held_greedily", {}) for run in runs]
         columns = [
             [str(run["seed"]) for run in runs],
-            *([figure(run["held"][key]) for run in runs] for key in ("mean", "min")),
+            *([figure(run.get("held", {}).get(key)) for run in runs] for key in ("mean", "min")),
             *([figure(found.get(key), 5) for found in greedy] if any(greedy) else ["–"] for key in ("mean", "min")),
         ]
         cells = " | ".join(", ".join(column) for column in columns)
@@ -189,7 +189,11 @@ def page() -> str:
     parts: dict[Any, list[tuple[str, dict[str, Any]]]] = {reached: [], speed: [], other: []}
     for name, result in results:
         parts[reached if "iqm" in result else speed if "rounds" in result else other].append((name, result))
-    kept = [(name, r) for name, r in parts[reached] if any("held" in run for run in r.get("runs", []))]
+    kept = [
+        (name, r)
+        for name, r in parts[reached]
+        if any(run.keys() & {"held", "held_greedily"} for run in r.get("runs", []))
+    ]
     sections = [(reached, parts[reached]), (held, kept), (speed, parts[speed]), (other, parts[other])]
     tables = ["\n".join(section(found)) for section, found in sections if found]
     return "\n\n".join([HEAD.rstrip(), "\n".join(targets(gather())), *tables]) + "\n"

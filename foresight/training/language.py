@@ -96,6 +96,11 @@ def _prepare(model: LanguageModel, config: Seeded) -> None:
         distributed.shard(model.module)
 
 
+def _count(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Count the change of all weights, as optimizers do that are not fused: copies of weights go by it."""
+    torch.autograd.graph.increment_version([p for group in optimizer.param_groups for p in group["params"]])
+
+
 def adamw(model: nn.Module, learning_rate: float, tuning: Tuning) -> torch.optim.Optimizer:
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over the trainable weights, with `tuning.weight_decay`.
 
@@ -105,7 +110,9 @@ def adamw(model: nn.Module, learning_rate: float, tuning: Tuning) -> torch.optim
     kind, weight_decay = tuning.optimizer, tuning.weight_decay
     weights = [p for p in model.parameters() if p.requires_grad]
     if kind == "adamw":
-        return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=weight_decay, fused=True)
+        fused = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=weight_decay, fused=True)
+        fused.register_step_post_hook(_count)
+        return fused
     if kind not in OPTIMIZERS:
         raise errors.unknown("optimizer", kind, OPTIMIZERS)
     try:

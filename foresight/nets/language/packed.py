@@ -7,7 +7,7 @@ queries and keys are rotated together.
 
 A single row needs no packing: all layers of a known model are then one compiled loop over plain weights in bfloat16
 (`nets.language.fused_token`), for one token or a few; only prompts are read by the products of torch. These copies are
-kept until a weight changes, as one answer after the other is asked for.
+kept until a weight changes or several rows are decoded, as one answer after the other is asked for.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ def packed(kind: torch.dtype | None, rows: int, *modules: nn.Module) -> Iterator
     inside = {part for layer in layers for part in layer.modules()}
     linear = [part for part in parts if _whole(part) and part not in inside]
     stacks = [part for part in parts if rows == 1 and _stack(part)]
+    single = {*linear, *stacks} if rows == 1 else set()
+    for part in parts:
+        if part not in single:
+            COPIES.pop(part, None)
     forward = {
         part: vars(part).get("forward") for part in (*layers, *linear, *stacks)
     }  # `checkpointing.recompute` sets one, too
@@ -89,26 +93,36 @@ def _usual(part: nn.Module) -> bool:
 
 
 def _stack(part: nn.Module) -> bool:
-    """Whether `_tokens` can compute this model without its head: known layers only, with a gate of SiLU."""
+    """Whether `_tokens` can compute this model without its head: known layers only, with a gate of SiLU.
+
+    Biases may be those of queries, keys and values.
+    """
     layers, config = getattr(part, "layers", None), getattr(part, "config", None)
     if not isinstance(layers, nn.ModuleList) or not hasattr(part, "rotary_emb") or not hasattr(part, "norm"):
         return False
     ready = all(_usual(layer) and not isinstance(vars(layer).get("forward"), functools.partial) for layer in layers)
     shapes = {tuple((name, weight.shape) for name, weight in layer.named_parameters()) for layer in layers}
-    return ready and len(shapes) == 1 and getattr(config, "hidden_act", "") == "silu"
+    plain = ready and all(layer.get_submodule(name).bias is None for layer in layers for name in LINEAR[3:])
+    return plain and len(shapes) == 1 and getattr(config, "hidden_act", "") == "silu"
 
 
 def _kept(part: nn.Module, make: Callable[[Any], T]) -> T:
     """What `make` makes of a module's weights: what it made before, while they are the same."""
     marks = [_mark(weight.detach()) for weight in part.parameters()]
-    if COPIES.get(part, (None,))[0] != marks:
+    before, made = COPIES.get(part, (None, None))
+    if before != marks:
+        made = None
         COPIES.pop(part, None)  # its memory is free before the new copy takes some
-        COPIES[part] = marks, make(part)
-    return cast(T, COPIES[part][1])
+        made = make(part)
+        COPIES[part] = marks, made
+    return cast(T, made)
 
 
 def _mark(weight: Tensor) -> tuple[Any, ...]:
-    """What differs once a weight has changed: torch counts its changes, but not those of `weight.data`."""
+    """What differs once a weight has changed: torch's count of changes, and some values.
+
+    Torch does not count changes of `weight.data`, nor those of fused optimizers (`training.language.adamw` does).
+    """
     changes = None if weight.is_inference() else weight._version
     return weight.data_ptr(), changes, *weight.flatten()[:: max(1, weight.numel() // 8)].tolist()
 
@@ -245,16 +259,16 @@ class _Buffers:
     """The addresses of the keys and values of a row, which are in the same tensors at most steps."""
 
     def __init__(self) -> None:
-        self.first: Tensor | None = None
-        self.keys = self.values = np.empty(0, np.int64)
+        self.held: list[list[Tensor]] = []  # they must live as long as their addresses
+        self.found: tuple[Any, Any] = ((), ())
 
-    def follow(self, level: Level) -> None:
-        """Point to the tensors of a level."""
-        if self.first is not level.keys[0]:
-            self.first = level.keys[0]
-            self.keys, self.values = (
-                np.array([x.data_ptr() for x in xs], np.int64) for xs in (level.keys, level.values)
-            )
+    def of(self, level: Level) -> tuple[Any, Any]:
+        """The addresses of the keys `[N]` and of the values `[N]` of a level."""
+        if not self.held or self.held[0][0] is not level.keys[0]:
+            self.held = [list(level.keys), list(level.values)]
+            keys, values = (np.array([x.data_ptr() for x in xs], np.int64) for xs in self.held)
+            self.found = keys, values
+        return self.found
 
 
 def _tokens(stack: Any, plain: Callable[..., Any], layers: Layers, buffers: _Buffers, **inputs: Any) -> Any:
@@ -266,9 +280,7 @@ def _tokens(stack: Any, plain: Callable[..., Any], layers: Layers, buffers: _Buf
 
     level: Level = inputs["tree"].level
     cos, sin = stack.rotary_emb(x, inputs["position_ids"])
-    buffers.follow(level)
-    room = level.keys[0].shape[2]
-    x = fused_token.layers(layers, x[0], cos[0], sin[0], buffers.keys, buffers.values, room, place)
+    x = fused_token.layers(layers, x[0], cos[0], sin[0], *buffers.of(level), level.keys[0].shape[2], place)
     return SimpleNamespace(last_hidden_state=x[None])
 
 

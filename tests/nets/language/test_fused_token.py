@@ -28,6 +28,20 @@ def test_a_product_of_few_rows() -> None:
     torch.testing.assert_close(none, x @ held.float().T, rtol=1e-5, atol=1e-5)
 
 
+BIASED = [("Llama", {"attention_bias": True}), ("Llama", {"mlp_bias": True}), ("Qwen3", {"attention_bias": True})]
+
+
+@pytest.mark.parametrize(("family", "options"), BIASED)
+@torch.no_grad()
+def test_a_model_with_other_biases_is_computed_layer_by_layer(family: str, options: dict[str, bool]) -> None:
+    module, ids = decoder(family, **options), torch.tensor([[1, 2, 3]])
+    with packed.packed(KIND, 1, module), torch.autocast("cpu", KIND):
+        assert "forward" not in vars(module.model) and "forward" in vars(module.model.layers[0])
+        found = module(ids).logits.float()
+    expected = module(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.1 * expected.std())
+
+
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 @sabotaged_by(
     "foresight.nets.language.fused_token.layers", change("sin", lambda x: -x), change("place", lambda place: place - 1)

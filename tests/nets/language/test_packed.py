@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from foresight.nets.language.packed import ABLE, packed
+from foresight.nets.language.packed import ABLE, COPIES, packed
+from foresight.training.language import adamw
+from foresight.training.options import Tuning
 from tests.sabotage import change, sabotaged_by
 
 pytestmark = pytest.mark.skipif(not ABLE, reason="this processor has no packed products")
@@ -28,7 +30,7 @@ def test_products_are_those_of_autocast():
     torch.testing.assert_close(found.float(), plain.float(), atol=0.02, rtol=0.02)
 
 
-def decoder(family: str) -> nn.Module:
+def decoder(family: str, **options: bool) -> nn.Module:
     """Two layers of a transformers model, with biases where the family has them, and norms that are not 1."""
     import transformers
 
@@ -37,7 +39,7 @@ def decoder(family: str) -> nn.Module:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(
         vocab_size=42, hidden_size=48, intermediate_size=81, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attn_implementation="sdpa",
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attn_implementation="sdpa", **options,
     )  # fmt: skip
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, weight in model.named_parameters():
@@ -117,6 +119,24 @@ def test_for_a_single_row_weights_are_copied_once():
         with packed(torch.bfloat16, 1, module):
             copied.append(module.model.forward.args[2])
     assert copied[0] is copied[1] and copied[1] is not copied[2] is not copied[3]
+
+
+@torch.no_grad()
+def test_copies_for_a_single_row_go_when_rows_are_decoded_together():
+    module = decoder("Llama")
+    with packed(torch.bfloat16, 1, module):
+        assert module.model in COPIES and module.lm_head in COPIES
+    with packed(torch.bfloat16, 2, module):
+        assert module.model not in COPIES and module.lm_head not in COPIES
+
+
+def test_a_step_of_the_optimizer_is_counted():
+    module = decoder("Llama")
+    optimizer = adamw(module, 1e-3, Tuning())
+    module(torch.tensor([[1, 2]])).logits.sum().backward()
+    before = [weight._version for weight in module.parameters()]
+    optimizer.step()
+    assert all(weight._version > count for weight, count in zip(module.parameters(), before, strict=True))
 
 
 def test_without_a_kind_nothing_is_packed():

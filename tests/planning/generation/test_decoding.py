@@ -299,7 +299,7 @@ def one_more(original):
 
 
 @sabotaged_by("foresight.planning.generation.sampling._truncated", one_more)
-@sabotaged_by("foresight.planning.generation.sampling._invert", change("uniform", lambda u: u.square()))
+@sabotaged_by("foresight.planning.generation.sampling.invert", change("uniform", lambda u: u.square()))
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"), [(1.0, 3, 1.0), (1.0, 0, 0.7), (0.6, 0, 0.8), (1.7, 4, 0.8)]
 )
@@ -343,7 +343,7 @@ def test_inverting_is_searching_a_running_sum(seed, width, zeros):
     weights = torch.rand(64, width, generator=generator) * (torch.rand(64, width, generator=generator) >= zeros)
     weights[:, seed % width] += 0.5  # something is left
     uniform = torch.cat([torch.rand(62, generator=generator), torch.tensor([0.0, 1 - 2**-24])])
-    place, total = sampling._invert(weights, uniform)
+    place, total = sampling.invert(weights, uniform)
     assert (weights.gather(-1, place[:, None]) > 0).all()
     sums = weights.double().cumsum(-1)
     torch.testing.assert_close(total.double(), sums[:, -1], atol=1e-3, rtol=1e-6)
