@@ -42,7 +42,7 @@ FIELDS = (
 
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
-def test_a_run_that_was_loaded_goes_on_as_the_one_in_memory() -> None:
+def test_a_loaded_run_continues_as_the_one_in_memory() -> None:
     config = dataclasses.replace(DREAMER, train_ratio=6.3)  # a fraction of an update is due where it stops
     halfway, whole = halfway_and_end(dreamer, config, near, 320, _spread)
     resumed = continued(dreamer, restored(dreamer, halfway, near()), near(), 320)

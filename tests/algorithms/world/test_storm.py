@@ -60,7 +60,7 @@ FIELDS = (
 
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
-def test_a_run_that_was_loaded_goes_on_as_the_one_in_memory() -> None:
+def test_a_loaded_run_continues_as_the_one_in_memory() -> None:
     config = dataclasses.replace(CONFIG, train_every=45, contrastive_coef=1.0)  # steps are due where it stops
     halfway, whole = halfway_and_end(storm, config, near, 320, _spread)
     assert halfway.due
