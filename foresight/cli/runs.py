@@ -136,12 +136,19 @@ def export(
         out: the file or folder to write; default: policy.pt, policy.onnx, merged, adapter or gguf in the run directory.
         checkpoint: latest, best, or a step.
         quantize: of gguf: 16, 8.5 or 4.5 bits a weight; with several, a file each. The card has the accuracy of each.
-        push: OWNER/NAME: also upload it to the Hugging Face hub, for foresight.load("hub:OWNER/NAME").
+        push: OWNER/NAME: also upload it to the Hugging Face hub, for foresight.load("hub:OWNER/NAME"). A policy that no
+            file can hold, such as one that plans, is uploaded without one.
     """
     from foresight.runtime import export as exports
 
-    written = exports.export(run, format, out, checkpoint, quantize)
-    screen.stdout().print(f"Written to {written}", markup=False, soft_wrap=True)
+    written = None
+    try:
+        written = exports.export(run, format, out, checkpoint, quantize)
+        screen.stdout().print(f"Written to {written}", markup=False, soft_wrap=True)
+    except UserError as error:
+        if push is None or exports.is_text(run):
+            raise
+        screen.stdout().print(f"Without a file of the policy. {error}", markup=False, soft_wrap=True)
     if push is not None:
         address = exports.share(run, push, written, checkpoint)
         screen.stdout().print(f"Uploaded to {address}", markup=False, soft_wrap=True)

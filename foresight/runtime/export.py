@@ -97,19 +97,25 @@ def export(
     return file
 
 
-def share(path: str | Path, name: str, written: Path, checkpoint: str | int = "latest") -> str:
-    """Upload a run to the hub as `name` ("OWNER/NAME"), with its exported file `written`; returns the address.
+def is_text(path: str | Path) -> bool:
+    """Whether this is a run of a language model, of which the hub holds the exported folder alone."""
+    return run.Run(path).settings.kind == "text"
+
+
+def share(path: str | Path, name: str, written: Path | None, checkpoint: str | int = "latest") -> str:
+    """Upload a run to the hub as `name` ("OWNER/NAME"), with its exported file if there is one; returns the address.
 
     A language model is uploaded as the folder `written`; another run as what `foresight.load("hub:OWNER/NAME")` needs.
     Raises UserError as `hub.push` does.
     """
     from foresight.runtime import hub
 
-    if written.is_dir():
+    if written is not None and written.is_dir():
         return hub.push(written, name)
     with tempfile.TemporaryDirectory() as folder:
         hub.slim(Path(path), Path(folder), hub.PREFIX + name, checkpoint)
-        shutil.copyfile(written, Path(folder) / written.name)
+        if written is not None:
+            shutil.copyfile(written, Path(folder) / written.name)
         return hub.push(Path(folder), name)
 
 

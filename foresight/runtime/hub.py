@@ -49,8 +49,8 @@ def push(folder: Path, name: str) -> str:
 def pull(name: str) -> Path:
     """The run directory of the repository `name` ("OWNER/NAME"), downloaded into the hub's cache.
 
-    Raises UserError as `push` does, and for a repository that holds no run of a built-in algorithm: others would run
-    code that came with it.
+    Raises UserError as `push` does, and for a repository that holds no run of a built-in algorithm, or one that reads
+    files or holds conversations: these would run code that came with it.
     """
     import huggingface_hub
 
@@ -61,10 +61,16 @@ def pull(name: str) -> Path:
         raise UserError(
             f"{name} holds no run of foresight. A language model of the hub is given by its id: --model {name}"
         )
-    algorithm = str((catalog.read_yaml(folder / "config.yaml") or {}).get("algorithm"))
+    document = catalog.read_yaml(folder / "config.yaml") or {}
+    algorithm = str(document.get("algorithm"))
     if algorithm not in catalog.algorithms():
         raise UserError(
             f"{name} is a run of {algorithm}, which is not part of foresight: only its own algorithms are run."
+        )
+    if document.get("paths") or "text" in (document.get("kind"), catalog.entry(algorithm).kind):
+        raise UserError(
+            f"{name} is a run that reads files or tasks of texts, which may hold code: it is not loaded. A language "
+            f"model of the hub is given by its id: --model {name}"
         )
     return folder
 

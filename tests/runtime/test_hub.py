@@ -9,10 +9,12 @@ import httpx2
 import huggingface_hub
 import pytest
 import torch
+import yaml
 from huggingface_hub import ModelCard, errors, metadata_load
 
 import foresight
 from foresight.algorithms.value import dqn
+from foresight.cli import runs
 from foresight.errors import UserError
 from foresight.runtime import hub, run
 from foresight.runtime.export import share
@@ -37,6 +39,18 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name: str(folder / name))
     return folder
+
+
+def test_a_run_whose_policy_no_file_can_hold_is_pushed_without_one(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run.train("value_iteration", env="FrozenLake-v1", out=tmp_path / "run", show=False).path
+    assert runs.export(str(path), push="ada/lake") == 0
+    assert "Without a file of the policy" in capsys.readouterr().out
+    mine, theirs = foresight.load(path), foresight.load("hub:ada/lake")
+    assert [theirs.act(obs) for obs in range(16)] == [mine.act(obs) for obs in range(16)]
+    with pytest.raises(UserError, match="cannot be exported"):
+        runs.export(str(path))
 
 
 def _untrained(original):
@@ -71,6 +85,13 @@ def test_a_pushed_run_acts_alike(store: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not part of foresight"):  # code of others is not run
         (store / "ada/cart/config.yaml").write_text("algorithm: evil.py\n")
         foresight.load("hub:ada/cart")
+    (store / "ada/cart/inputs").mkdir()
+    (store / "ada/cart/inputs/evil.py").write_text("raise SystemExit('code of others')\n")
+    own = yaml.safe_load((path / "config.yaml").read_text())
+    for part in ({"kind": "text"}, {"paths": {"evil.py:Env": "/nowhere/evil.py:Env"}}, {"algorithm": "grpo"}):
+        (store / "ada/cart/config.yaml").write_text(yaml.safe_dump({**own, "env": "evil.py:Env", **part}))
+        with pytest.raises(UserError, match="may hold code"):
+            foresight.load("hub:ada/cart")
     (store / "ada/cart/config.yaml").unlink()
     with pytest.raises(UserError, match="--model ada/cart"):
         foresight.load("hub:ada/cart")

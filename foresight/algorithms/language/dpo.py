@@ -64,7 +64,7 @@ class Config:
     length_normalized: bool = False
     """Whether log-probabilities are means over tokens instead of sums (as for IPO in TRL, but not in IPO's paper)."""
     precompute_reference: bool = False
-    """Whether log π_ref of all answers is computed once before training: a third less to compute from epoch 2 on."""
+    """Whether log π_ref of all answers is computed once before training: a quarter less to compute from epoch 2 on."""
     learning_rate: float = 1e-6
     """AdamW (paper: RMSprop at 1e-6)."""
     max_new_tokens: int = 64

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import TextTask
-from foresight.errors import unknown
+from foresight.errors import UserError, unknown
 from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.advantage import SCALES, scaled
@@ -73,6 +73,8 @@ class Config:
     """ε of the clipped ratio."""
     clip_high: float | None = None
     """ε above 1, if it is another one than below (DAPO: 0.28)."""
+    clip_most: float | None = None
+    """δ, the most that a ratio weighs where the advantage is negative (INTELLECT-2: 4); None: no limit."""
     scale: str = "group"
     """Rewards are divided by the standard deviation of the "group", of the "batch" (REINFORCE++), by the "mean" of the
     group (MaxRL, for rewards of at least 0), or by "none"."""
@@ -112,7 +114,9 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
 
 
 def choices(config: Config) -> None:
-    """Raise UserError for an unknown scale or estimator."""
+    """Raise UserError for an unknown scale or estimator, and for a `clip_most` at which nothing would be learned."""
+    if config.clip_most is not None and config.clip_most <= 1:
+        raise UserError(f"clip_most must be above 1, the ratio before the first step, not {config.clip_most}.")
     if config.scale not in SCALES:
         raise unknown("scale", config.scale, SCALES)
     if config.kl_estimator not in kl.IN_LOSS:
@@ -133,7 +137,8 @@ def loss(
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     before = logprob if old is None else old
     rho = ratio(logprob, before)
-    terms = clipped_surrogate(rho, advantage[..., None].expand_as(rho), config.clip_ratio, config.clip_high)
+    gain = advantage[..., None].expand_as(rho)
+    terms = clipped_surrogate(rho, gain, config.clip_ratio, config.clip_high, config.clip_most)
     terms = terms * importance_weight(
         before, batch.logprob, correction.importance_correction, correction.importance_cap
     )

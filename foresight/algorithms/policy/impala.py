@@ -18,8 +18,8 @@ over steps (appendix D), RMSProp with ε = 0.01 and no momentum, a global gradie
 linearly to 0 (table D.1), the deep residual trunk over pixels (figure 3, right), several tasks at once (§5.3).
 
 Differences: a time limit is not a termination: its step bootstraps with the value of its final observation. torch adds
-RMSProp's ε outside the square root, TensorFlow inside. Left out: the instruction LSTM of DMLab's language levels,
-population based training and PopArt.
+RMSProp's ε outside the square root, TensorFlow inside. Left out: the instruction LSTM of DMLab's language levels
+and population based training. PopArt (`popart_rate`) has one mean and deviation for all tasks, not one each.
 """
 
 from __future__ import annotations

@@ -307,6 +307,13 @@ def _check(config: Config) -> None:
         raise UserError(f"log_std_bounds must be a low and a higher bound, not {config.log_std_bounds}.")
     if config.state_dependent_noise is not None:
         errors.at_least(1, config, "state_dependent_noise")
+        if config.log_std_bounds != Config.log_std_bounds:
+            raise UserError(
+                "log_std_bounds has no effect with state_dependent_noise, whose size is learned for all states at "
+                "once: set noise_log_std, where it begins, instead."
+            )
+    elif config.noise_log_std != Config.noise_log_std:
+        raise UserError("noise_log_std is of state_dependent_noise: set that, too, such as to 8, or leave it out.")
     if config.entropy_temperature <= 0:
         raise UserError(f"entropy_temperature must be above 0, not {config.entropy_temperature}.")
     if config.memory is not None and config.n_steps > 1:

@@ -90,7 +90,7 @@ def _check(settings: Settings) -> None:
         if settings.algorithm not in REPLICATED:
             known = ", ".join(REPLICATED)
             raise UserError(f"{settings.algorithm} does not run under torchrun; these do: {known}.")
-        unfit = ("normalize_obs", "normalize_reward", "target_kl")
+        unfit = ("normalize_obs", "normalize_reward", "target_kl", "popart_rate")
         found = [name for name in unfit if settings.config.get(name)]
         if found or settings.actors:
             option = (found[0] if found else "actors").replace("_", "-")

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,9 +64,9 @@ def count_a(examples, completions):
     return [float(c.count("a")) for c in completions]
 
 
-def second_pass(module: ModuleType, shift: Tensor, advantage: float) -> tuple[Tensor, TokenBatch]:
+def second_pass(module: ModuleType, shift: Tensor, advantage: float, **fields: Any) -> tuple[Tensor, TokenBatch]:
     """∂loss / ∂log π `[P, G, T]`, per token of weight 1, where log π - log π_old is `shift`."""
-    state, batch = rollout(module)
+    state, batch = rollout(module, **fields)
     logprob = state.policy.logprob(batch)[0].detach()
     known = logprob.clone().requires_grad_()
     state.policy.logprob = lambda *_: (known, torch.zeros_like(known))  # type: ignore[method-assign]

@@ -69,6 +69,18 @@ def test_the_nll_of_the_chosen_answer_is_added_per_token():
         torch.testing.assert_close(a - b, weight.grad, atol=1e-6, rtol=1e-4)
 
 
+@sabotaged_by("foresight.ops.preference.robust", returns(lambda x: 2 * x))
+def test_the_first_gradient_of_the_robust_loss_is_larger_by_the_labels_that_are_wrong():
+    """At D = 0 it is DPO's over 1 - 2ε, and that of smoothed labels is DPO's times 1 - 2ε."""
+    gradients = []
+    for fields in ({}, {"loss": "robust", "label_smoothing": 0.2}, {"label_smoothing": 0.2}):
+        state = build(dpo, beta=0.3, **fields)
+        gradients.append(gradient(dpo, state, dpo._corpus(state, PAIRS).batch(range(6)))[0])
+    for plain, robust, smoothed in zip(*gradients, strict=True):
+        torch.testing.assert_close(robust, plain / 0.6, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(smoothed, plain * 0.6, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("loss", "smoothing"), [("ipo", 0.1), ("hinge", 0.1), ("sigmoid", 0.5), ("sigmoid", -0.1)])
 def test_smoothing_is_of_dpo_and_less_than_a_half(loss, smoothing):
     with pytest.raises(UserError, match="label_smoothing"):

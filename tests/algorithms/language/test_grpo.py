@@ -16,7 +16,7 @@ from foresight.ops import advantage
 from foresight.planning.generation.rollout import complete
 from foresight.training.options import build_config
 from tests import tiny_language
-from tests.algorithms.language.group_runs import REWARDS, first_gradients
+from tests.algorithms.language.group_runs import REWARDS, first_gradients, second_pass
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?"]  # two are equal: groups are distinguished by place, not by text
@@ -206,13 +206,24 @@ def test_an_entropy_bonus_raises_the_entropy_of_equal_rewards():
     assert grpo.update(state, batch, torch.ones(4, 4))["entropy"] > before
 
 
-def test_the_upper_clip_is_its_own():
-    """A second pass over better answers stops at 1 + clip_high."""
-    fractions = [
-        grpo.update(*_rollout(epochs=6, learning_rate=3e-3, clip_high=high, clip_ratio=0.9))["clip_fraction"]
-        for high in (0.01, 5.0)
-    ]
-    assert fractions[0] > fractions[1]
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", change("clip_high", lambda _: None))
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", change("dual_clip", lambda _: None))
+def test_each_bound_of_the_clip_is_its_own():
+    """Which tokens of a second pass learn, by their ratio: the symmetric clip becomes others by one field each."""
+    shift = torch.log(torch.tensor([0.7, 0.81, 1.19, 1.27, 2.9, 3.1]))
+    for fields, gain, expected in (
+        ({}, 1.0, [True, True, True, False, False, False]),
+        ({"clip_high": 0.28}, 1.0, [True, True, True, True, False, False]),
+        ({}, -1.0, [False, True, True, True, True, True]),
+        ({"clip_most": 3.0}, -1.0, [False, True, True, True, True, False]),
+    ):
+        gradient, batch = second_pass(grpo, shift, gain, **fields)
+        assert (gradient != 0)[batch.length == 6].all(0).tolist() == expected
+
+
+def test_a_bound_at_which_nothing_is_learned_is_refused():
+    with pytest.raises(UserError, match="clip_most must be above 1"):
+        grpo.build(_config(clip_most=0.5))
 
 
 @pytest.mark.parametrize("field", ["scale", "kl_estimator"])

@@ -223,6 +223,19 @@ def test_more_minibatches_than_prompts_are_refused():
         _rollout(minibatches=7)
 
 
+@sabotaged_by("foresight.algorithms.language.rlhf_ppo.shaped", lambda f: lambda rewards, *rest: f(rewards, False, None))
+def test_rewards_are_normalized_and_clipped_before_the_penalties():
+    found = []
+    for fields, rewards in (
+        ({"normalize_reward": True, "clip_reward": 1.0}, REWARDS),
+        ({}, rlhf_ppo.shaped(REWARDS, True, 1.0)),
+        ({}, REWARDS),
+    ):
+        state, batch = _rollout(kl_coef=0.3, missing_eos_penalty=0.7, **fields)
+        found.append(rlhf_ppo.prepare(state, batch, rewards)[0].target)
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
 @sabotaged_by("foresight.algorithms.language.rlhf_ppo.shaped", lambda f: lambda rewards, *rest: rewards.nan_to_num())
 def test_scores_are_normalized_over_the_scored_ones_and_then_clipped():
     rewards = torch.tensor([[1.0], [3.0], [math.nan], [11.0]])

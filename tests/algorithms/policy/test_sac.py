@@ -213,3 +213,7 @@ def test_the_log_std_stays_within_its_bounds() -> None:
         assert state.actor(torch.zeros(1, 3)).base.std.log().item() == pytest.approx(bound)
     with pytest.raises(UserError, match="log_std_bounds"):
         sac.build(sac.Config(log_std_bounds=(1.0, 1.0)), SMALL)
+    with pytest.raises(UserError, match="has no effect with state_dependent_noise"):
+        sac.build(sac.Config(log_std_bounds=(-1.0, 0.5), state_dependent_noise=4), SMALL)
+    with pytest.raises(UserError, match="noise_log_std is of state_dependent_noise"):
+        sac.build(sac.Config(noise_log_std=-1.0), SMALL)
