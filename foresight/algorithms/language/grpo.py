@@ -137,8 +137,8 @@ def loss(
     logprob, entropy = state.policy.logprob(batch, config.temperature)
     before = logprob if old is None else old
     rho = ratio(logprob, before)
-    gain = advantage[..., None].expand_as(rho)
-    terms = clipped_surrogate(rho, gain, config.clip_ratio, config.clip_high, config.clip_most)
+    advantage = advantage[..., None].expand_as(rho)
+    terms = clipped_surrogate(rho, advantage, config.clip_ratio, config.clip_high, config.clip_most)
     terms = terms * importance_weight(
         before, batch.logprob, correction.importance_correction, correction.importance_cap
     )

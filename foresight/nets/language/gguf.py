@@ -42,6 +42,11 @@ def write(source: str | Path, file: str | Path, quantization: str = "f16") -> Pa
             f"{source} is a model of type '{config.model_type}': only Llama (without biases), such as SmolLM2, is "
             "written as GGUF. Export it as merged, and convert that folder with llama.cpp."
         )
+    if (scaling := config.rope_parameters.get("rope_type", "default")) != "default":
+        raise UserError(
+            f"{source} scales its rotary positions ('{scaling}'), which is not written as GGUF here. Export it as "
+            "merged, and convert that folder with llama.cpp."
+        )
     split = _split(source)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +117,8 @@ def _describe(writer: Any, config: Any, quantization: str) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(width)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])

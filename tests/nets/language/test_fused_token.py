@@ -14,6 +14,7 @@ from tests.nets.language.test_packed import decoder
 from tests.sabotage import change, sabotaged_by
 
 KIND = torch.bfloat16
+able = pytest.mark.skipif(not packed.ABLE, reason="this processor has no packed products")
 
 
 @sabotaged_by("foresight.nets.language.fused_token.linear", change("bias", lambda bias: -bias))
@@ -31,6 +32,7 @@ def test_a_product_of_few_rows() -> None:
 BIASED = [("Llama", {"attention_bias": True}), ("Llama", {"mlp_bias": True}), ("Qwen3", {"attention_bias": True})]
 
 
+@able
 @pytest.mark.parametrize(("family", "options"), BIASED)
 @torch.no_grad()
 def test_a_model_with_other_biases_is_computed_layer_by_layer(family: str, options: dict[str, bool]) -> None:
@@ -42,6 +44,7 @@ def test_a_model_with_other_biases_is_computed_layer_by_layer(family: str, optio
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1 * expected.std())
 
 
+@able
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 @sabotaged_by(
     "foresight.nets.language.fused_token.layers", change("sin", lambda x: -x), change("place", lambda place: place - 1)

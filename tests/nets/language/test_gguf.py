@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,12 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path: Path):
         gguf.write(tiny_language.folder(), tmp_path / "x.gguf")
     with pytest.raises(UserError, match="Did you mean 'q8_0'"):
         gguf.write(tiny_language.folder(), tmp_path / "x.gguf", "q8")
+    folder = tiny_language.byte_level(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="scales its rotary positions"):
+        gguf.write(folder, tmp_path / "x.gguf")
     with pytest.raises(UserError, match="No file"):
         pretrained.load(str(tmp_path / "x.gguf"))
     (tmp_path / "x.gguf").write_bytes(b"GGUF and nothing else")
