@@ -307,7 +307,7 @@ def _check(config: Config) -> None:
         raise UserError(f"log_std_bounds must be a low and a higher bound, not {config.log_std_bounds}.")
     if config.state_dependent_noise is not None:
         errors.at_least(1, config, "state_dependent_noise")
-        if config.log_std_bounds != Config.log_std_bounds:
+        if tuple(config.log_std_bounds) != Config.log_std_bounds:
             raise UserError(
                 "log_std_bounds has no effect with state_dependent_noise, whose size is learned for all states at "
                 "once: set noise_log_std, where it begins, instead."
