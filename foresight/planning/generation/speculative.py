@@ -3,7 +3,8 @@
 The samples have the model's own distribution (`ops.speculation`; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1;
 Chen et al. 2023, arXiv:2302.01318, algorithm 2). The draft is a smaller language model, or the model's own multi-token
 heads (Stern et al. 2018, arXiv:1811.03115), which are nearly free but accurate for a few tokens only. At batch size 1
-the time of a pass is that of reading the weights, for one token as for five, so the speedup is the tokens per pass.
+the time of a pass on an accelerator is that of reading the weights, for one token as for five, so the speedup is the
+tokens per pass; on a CPU a few tokens take somewhat longer than one.
 
 Rows are decoded one at a time; use `planning.generation.decoding` for batches.
 """
