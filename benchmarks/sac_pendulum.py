@@ -2,10 +2,11 @@
 
 Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, tau 0.005, learned temperature, two critics,
 100 random steps at first, one environment. Threads: all cores, the faster choice for both. The first 1,000 steps are
-warm-up; the rest is measured. `return` is the mean over all episodes of training, with exploration. `rate` is of updates
-in the faster precision, `float32_rate` of those in float32, as the peer's are. `share` is the rate as a fraction of the machine's float32 limit: the multiplications of an update (policy: two forward passes and one
-backward; critics: targets, values with the gradient of the weights, values with the gradient of the action) divided by
-the fastest of many products of 256x256 by 256x256 matrices.
+warm-up; the rest is measured. `return` is the mean over all episodes of training, with exploration. `rate` is of
+updates in the faster precision, `float32_rate` of those in float32, as the peer's are. `share` is the rate as a
+fraction of the machine's float32 limit: the multiplications of an update (policy: two forward passes and one backward;
+critics: targets, values with the gradient of the weights, values with the gradient of the action) divided by the
+fastest of many products of 256x256 by 256x256 matrices.
 """
 
 from __future__ import annotations
