@@ -130,6 +130,11 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     if config.reward_model:
         reward_model = pretrained.load_scorer(config.reward_model, device, config.tuning.precision, trained=True)
         reward_model.requires_grad_(False)
+        if reward_model.of_steps:
+            raise UserError(
+                f"{config.reward_model} was trained on steps, and rlhf_ppo scores whole answers: give the export of a "
+                "run of reward_model on pairs (columns chosen and rejected)."
+            )
     for scorer, name in ((critic, config.critic), (reward_model, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(f"{name} and {config.model} have different tokenizers: both need the same one.")

@@ -67,6 +67,19 @@ def test_a_process_reward_model_scores_the_end_of_every_step():
     same_gradients(caught, scorer.parameters())
 
 
+@sabotaged_by("foresight.planning.reasoning.verifiers.ends", lambda f: lambda text: f(text)[-1:])
+def test_a_process_reward_model_scores_an_answer_by_its_least_step():
+    state = build(reward_model)
+    state.scorer.of_steps = True
+    batch = reward_model._corpus(state, STEPS).batch(range(4))
+    ends, _ = corpus.step_ends(state.scorer.trunk, batch, STEPS)
+    with torch.no_grad():
+        logits = state.scorer.steps(batch)[:, 0]
+    expected = [torch.sigmoid(row[end]).min().item() for row, end in zip(logits, ends, strict=True)]
+    pairs = [(row.prompt, "\n".join(row.columns["completions"])) for row in STEPS]
+    assert reward_model.act(state, pairs)[0] == pytest.approx(expected, rel=1e-5)
+
+
 def test_steps_end_where_they_do_whatever_stands_before_the_first():
     state = build(reward_model)
     scorer = state.scorer.trunk
