@@ -223,7 +223,7 @@ def policy_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tens
     rho = ratio(logprob, targets.old)
     terms = clipped_surrogate(rho, targets.advantage, config.clip_ratio) - config.entropy_coef * entropy
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_ratio)
-    sums["approx_kl"] = (kl.k3(targets.old, logprob.detach()) * targets.mask).sum()
+    sums["approx_kl"] = kl.k3(targets.old, logprob.detach()).sum()  # both are 0 off the mask
     return (weights * terms).sum(), sums
 
 
@@ -261,7 +261,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                         (functools.partial(policy_loss, state, *one) for one in micro_batches),
                         config.learning_rate * actor_scale,
                         config.tuning.max_grad_norm,
-                        int(batch.length[groups].sum()),
+                        int(batch.mask[groups].sum()),
                     )
                 critic = step(
                     state.critic_optimizer,
