@@ -204,6 +204,18 @@ def test_what_it_cannot_write_is_refused():
         _state(predict_tokens=0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"bias_rate": 0.001}, "bias_rate balances experts"),
+        ({"experts": 2, "mlp_size": 0}, "mlp_size 0 leaves these out"),
+    ],
+)
+def test_experts_need_a_feed_forward_layer_and_their_balance_needs_experts(fields, said):
+    with pytest.raises(UserError, match=said):
+        _state(**fields)
+
+
 @sabotaged_by("foresight.algorithms.language.pretrain.buckets", lambda f: lambda lengths: f(lengths)[:-1])
 def test_texts_of_similar_lengths_are_computed_together_with_the_same_gradient():
     state, whole = _state(), _state()
