@@ -172,7 +172,8 @@ def documents(state: State, examples: Sequence[Example]) -> list[list[int]]:
     tokenizer = state.policy.tokenizer
     vocabulary, rows = tokenizer.get_vocab(), []
     for example in examples:
-        ending = str(example.columns.get("completion", example.answer or ""))
+        completion = example.columns.get("completion")  # may be null
+        ending = str(example.answer or "" if completion is None else completion)
         prompt = example.prompt if isinstance(example.prompt, str) else example.question
         if unknown := sorted(set(prompt + ending) - vocabulary.keys()):
             raise UserError(f"The decoder has no character {unknown[0]!r}: use printable ASCII only.")

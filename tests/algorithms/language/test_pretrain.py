@@ -197,6 +197,12 @@ def test_an_accounting_names_what_was_left():
     assert max(map(len, rows)) < 80 and all(row[0] == row[-1] == 0 for row in rows)
 
 
+def test_a_completion_that_is_null_is_none():
+    state = _state()
+    rows = [Example("3+4=", "7", columns={"completion": given}) for given in (None, "8")]
+    assert [state.policy.decode(row) for row in pretrain.documents(state, rows)] == ["3+4=7", "3+4=8"]
+
+
 def test_what_it_cannot_write_is_refused():
     with pytest.raises(UserError, match="no character 'é'"):
         pretrain.documents(_state(), [Example("caf", "é")])
