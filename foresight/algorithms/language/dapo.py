@@ -153,6 +153,6 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
         rollout, sampled = sample_until(differs, state, env)
-        metrics = {**rollout.metrics(), **sampled, **update(state, rollout.batch, rollout.rewards)}
+        metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards), **sampled}
         state.step += 1
         yield state.step, metrics, state

@@ -29,6 +29,7 @@ from foresight.nets.language import lora, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.scorer import Scorer
 from foresight.ops import preference
+from foresight.planning.reasoning import verifiers
 from foresight.training import language
 from foresight.training.corpus import Corpus, corpus, encode, examples, of_form, step_ends, token_batch
 from foresight.training.microbatch import fit
@@ -86,9 +87,15 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
 def act(
     state: State, obs: Sequence[Any], carry: None = None, explore: bool = False
 ) -> tuple[list[float], dict[str, Tensor], None]:
-    """The score of each answer; `obs` are pairs (prompt, completion)."""
+    """The score of each answer; `obs` are pairs (prompt, completion).
+
+    Of a model of steps, which are lines, it is the least of the probabilities that each is right.
+    """
     if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
         raise UserError("A reward model scores answers and generates none: leave --task out, and give --data pairs.")
+    if state.scorer.of_steps:
+        verify = verifiers.reward_model(state.scorer)
+        return list(verify([Example(prompt) for prompt, _ in obs], [text for _, text in obs])), {}, None
     scores: list[float] = []
     for i in range(0, len(obs), state.config.batch_size):
         rows = [encode(state.scorer.trunk, *x) for x in obs[i : i + state.config.batch_size]]

@@ -75,11 +75,27 @@ def test_dynamic_sampling_has_a_limit_and_reports_how_full_the_batch_is():
     state = build(dapo)
     task = TextTask("t", [Example(f"{i}?") for i in range(8)], [], lambda e, c: [1.0] * len(c))
     rollout, seen = sample_groups_until(differs, 3, state.policy, task, 4, 4, TOKENS, 1.0, state.generator)
-    assert seen == {"reward": 1.0, "batches": 3.0, "filled": 0.0}
+    assert seen == {"reward": 1.0, "equal_reward_groups": 1.0, "batches": 3.0, "filled": 0.0}
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] < 1  # lengths differ
     fields = {"overlong_penalty": 0.0, "overlong_filter": False}
     state.config = build_config(dapo.Config, tiny_language.folder(), precision="float32", **fields)
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] == 1
+
+
+@sabotaged_by("foresight.ops.advantage.differs", everything)
+@pytest.mark.parametrize("limit", [1, 3])
+def test_equal_groups_are_counted_over_everything_sampled(limit):
+    """Both answers to an even number are right: four of eight questions give no gradient."""
+
+    def grade(examples, completions):
+        return [max(1.0 - int(one.prompt[0]) % 2, i % 2) for i, one in enumerate(examples)]
+
+    task = TextTask("t", [Example(f"{i}?") for i in range(8)], [], grade)
+    config = {"prompts": 8, "group": 2, "max_batches": limit, "overlong_penalty": 0.0, "steps": 1}
+    state = build(dapo, **config)
+    _, metrics, _ = next(dapo.train(state.config, task, state))
+    assert metrics["equal_reward_groups"] == 0.5 and metrics["reward"] == 0.75
+    assert metrics["batches"] == min(limit, 2) and metrics["filled"] == 1 and len(metrics["samples"]) == 8
 
 
 def test_an_overlong_buffer_longer_than_the_limit_is_refused_where_there_is_a_punishment():
