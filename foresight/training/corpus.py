@@ -198,19 +198,24 @@ def _check_some(kept: Corpus, rows: Sequence[Example], limit: int) -> None:
         raise UserError(f"All {len(rows)} rows are longer than {limit} tokens: raise max_tokens or shorten them.")
 
 
+def delimiter(row: Example) -> str:
+    """The text between two steps of an answer with labeled steps: a line break, or the column `delimiter`."""
+    return str(row.columns.get("delimiter") or "\n")
+
+
 def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Where the steps of answers end and whether each is right: `ends` (bool) and `labels` `[P, T]`.
 
-    Each step is on its own line; it ends at the last token that contains a part of it.
+    A step ends at the last token that contains a part of it, before the `delimiter`.
     """
     ends = torch.zeros(len(rows), batch.completion.shape[-1], dtype=torch.bool)
     labels = torch.zeros(ends.shape)
     for p, row in enumerate(rows):
         ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
-        first = str(row.columns["completions"][0])
+        first, between = str(row.columns["completions"][0]), len(delimiter(row))
         leading = len(first) - len(first.lstrip())  # a template may strip it, and may add text before the step
-        before = max(policy.decode(ids).find(first.strip()), 0) - leading - 1
-        written = itertools.accumulate((len(step) + 1 for step in row.columns["completions"]), initial=before)
+        before = max(policy.decode(ids).find(first.strip()), 0) - leading - between
+        written = itertools.accumulate((len(step) + between for step in row.columns["completions"]), initial=before)
         places = completing(policy, ids, list(written)[1:])
         for end, right in zip(places, row.columns["labels"], strict=True):
             ends[p, end], labels[p, end] = True, float(right)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -37,9 +37,8 @@ def reward_model(scorer: Scorer, aggregate: str = "min") -> Verifier:
     """σ of a reward model's scores, read where it was trained.
 
     Of a model of whole answers: at the end token, which follows the text as in training (`completion.encode`). Of a
-    model of steps, which are lines: at the last token of each, the least of them, their product or the last
-    (`aggregate`; Lightman et al. 2023 use the product); 0.5 before the first. A line break after a step is no part of
-    it.
+    model of steps: at the last token of each, the least of them, their product or the last (`aggregate`; Lightman et
+    al. 2023 use the product); 0.5 before the first. The delimiter after a step, such as a line break, is no part of it.
     """
     if aggregate not in AGGREGATES:
         raise errors.unknown("aggregate", aggregate, AGGREGATES)
@@ -58,7 +57,7 @@ def reward_model(scorer: Scorer, aggregate: str = "min") -> Verifier:
                 if not steps:
                     found.append(row[int(length) - 1].item())
                     continue
-                places = completing(scorer.trunk, ids[: int(length)].tolist(), ends(text))
+                places = completing(scorer.trunk, ids[: int(length)].tolist(), ends(text, scorer.delimiter))
                 found.append(AGGREGATES[aggregate](row[places].tolist()) if places else 0.5)
         return found
 
@@ -92,9 +91,11 @@ def likelihood(model: LanguageModel, aggregate: str = "min") -> Verifier:
     return verify
 
 
-def ends(text: str) -> list[int]:
-    """The number of characters up to the end of each line that is not empty."""
-    return [match.end() for match in re.finditer(r"[^\n]+", text) if match[0].strip()]
+def ends(text: str, delimiter: str = "\n") -> list[int]:
+    """The number of characters up to the end of each step that is not empty, without the delimiter after it."""
+    steps = text.split(delimiter)
+    found = itertools.accumulate((len(step) + len(delimiter) for step in steps), initial=-len(delimiter))
+    return [end for step, end in zip(steps, list(found)[1:], strict=True) if step.strip()]
 
 
 def critic(policy: LanguageModel, heads: MultiTokenHeads) -> Verifier:

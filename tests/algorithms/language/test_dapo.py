@@ -8,10 +8,10 @@ import torch
 from foresight.algorithms.language import dapo
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.ops.advantage import overlong
+from foresight.ops.advantage import group_scaled, overlong
 from foresight.planning.generation.rollout import sample_groups_until
 from foresight.training.options import build_config
-from tests import tiny_language
+from tests import tiny_conversations, tiny_language
 from tests.algorithms.language.group_runs import TOKENS, build, count_a, first_gradients, second_pass
 from tests.sabotage import change, flip_sign, returns, sabotaged_by
 
@@ -44,6 +44,20 @@ def test_dapo_clips_higher_above_than_below():
 def test_soft_overlong_punishment_as_equation_13_has_it():
     length = torch.tensor([[1, 12, 13, 14, 16, 20]])
     assert overlong(length, 16, 4).tolist() == [[0.0, 0.0, -0.25, -0.5, -1.0, -1.0]]
+
+
+def whole_length(original):
+    return lambda batch: batch.length
+
+
+@sabotaged_by("foresight.data.text.TokenBatch.longest_turn", whole_length)
+def test_a_conversation_is_overlong_where_one_of_its_turns_is(monkeypatch):
+    batch = tiny_conversations.converse(tiny_conversations.model(), tiny_conversations.task(), 4, 12).batch
+    assert (batch.length > 12).all() and batch.stopped.any() and not batch.stopped.all()
+    state, seen = build(dapo, max_new_tokens=12, overlong_buffer=2), []
+    monkeypatch.setattr(dapo, "group_scaled", lambda rewards: seen.append(rewards) or group_scaled(rewards))
+    dapo.update(state, batch, torch.ones(3, 4))
+    assert seen[0].tolist() == batch.stopped.float().tolist()  # only turns that reach the limit are punished
 
 
 def everything(original):

@@ -168,3 +168,20 @@ def test_a_small_decoder_of_our_own_becomes_a_reward_model(tmp_path):
     assert again.of_steps  # so that a verifier reads it at the end of each
     assert reward_model.act(loaded, pairs)[0] == pytest.approx(scores, abs=1e-6)
     assert scores[0] != scores[1]
+
+
+@sabotaged_by("foresight.training.corpus.delimiter", lambda f: lambda row: "\n")
+def test_steps_are_joined_and_read_by_their_delimiter(tmp_path):
+    columns = {"prompt": "1?", "completions": ["1", "ab", "345"], "labels": [True, True, False], "delimiter": " +"}
+    rows, state = [Example("1?", columns=columns)] * 2, build(reward_model, steps=1)
+    list(reward_model.train(state.config, TextTask("steps", rows, rows, None), state))
+    batch = reward_model._corpus(state, rows).batch([0])
+    ends, _ = corpus.step_ends(state.scorer.trunk, batch, rows[:1])
+    assert state.scorer.trunk.decode(batch.completion[0, 0].tolist()) == "1 +ab +345"
+    assert ends[0].nonzero()[:, 0].tolist() == [0, 4, 9]
+    again = pretrained.load_scorer(str(reward_model.export(state, tmp_path)), trained=True, precision="float32")
+    least = again.steps(batch)[:, 0][ends].sigmoid().min().item()
+    assert verifiers.reward_model(again)(rows[:1], ["1 +ab +345"]) == pytest.approx([least], abs=1e-6)
+    mixed = [rows[0], Example("2?", columns={**columns, "delimiter": ","})]
+    with pytest.raises(UserError, match="separated by ' \\+', and of others by ','"):
+        list(reward_model.train(state.config, TextTask("steps", mixed, mixed, None), state))
