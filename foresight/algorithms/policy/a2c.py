@@ -104,7 +104,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             network.parameters(), lr=config.learning_rate, alpha=config.decay, eps=config.optimizer_epsilon
         ),
         generator=torch.Generator(device).manual_seed(config.seed),
-        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+        reward_scaler=normalize.reward_scaler(config, device),
     )
 
 

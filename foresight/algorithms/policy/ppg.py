@@ -112,7 +112,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.optim.Adam(network.parameters(), lr=config.learning_rate),
         generator=torch.Generator(device).manual_seed(config.seed),
         shuffler=torch.Generator().manual_seed(config.seed),
-        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+        reward_scaler=normalize.reward_scaler(config, device),
     )
 
 
