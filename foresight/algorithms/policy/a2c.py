@@ -37,6 +37,7 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "value_loss", "explained_variance")
+ACTING = ("network",)  # the fields of State that are sent to actors
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance", "auxiliary_loss")
+ACTING = ("network",)  # the fields of State that are sent to actors
 
 
 @dataclass(frozen=True)

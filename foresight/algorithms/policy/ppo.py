@@ -75,6 +75,7 @@ from foresight.training.twins import twin
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance")
+ACTING = ("network",)  # the fields of State that are sent to actors
 RATIOS = ("action", "token", "chunk")
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # of every minibatch; detail 12
 

@@ -42,6 +42,7 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "kl", "explained_variance")
+ACTING = ("network",)  # the fields of State that are sent to actors
 
 
 @dataclass(frozen=True)
