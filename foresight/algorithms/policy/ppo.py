@@ -359,6 +359,7 @@ def _check(config: Config) -> None:
         "normalize_obs": config.normalize_obs,
         "popart_rate": config.popart_rate is not None,
         "state_dependent_noise": config.state_dependent_noise is not None,
+        "backbone": config.backbone != "shared",
     }
     if config.policy is not None and any(given.values()):
         name = next(name for name, on in given.items() if on)
