@@ -334,7 +334,7 @@ class UCT:
         """See the class."""
         q = normalize(node, node.q, self.normalize)
         bonus = self.c * (node.total.log().unsqueeze(-1) / node.visits.clamp(min=1)).sqrt()
-        return torch.where(node.visits > 0, q + bonus, 1e9 + node.prior)
+        return torch.where(node.visits > 0, q + bonus, 1e6 + node.prior)
 
     def noisy_score(self, node: Node, noise: Tensor, planned: Tensor | None) -> Tensor:
         """See `Rule`."""
