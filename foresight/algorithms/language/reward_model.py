@@ -89,7 +89,7 @@ def act(
 ) -> tuple[list[float], dict[str, Tensor], None]:
     """The score of each answer; `obs` are pairs (prompt, completion).
 
-    Of a model of steps, which are lines, it is the least of the probabilities that each is right.
+    Of a model of steps it is the least of the probabilities that each is right.
     """
     if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
         raise UserError("A reward model scores answers and generates none: leave --task out, and give --data pairs.")
