@@ -52,8 +52,6 @@ class Session:
         self,
         path: Path,
         resolved: settings.Settings,
-        checkpoint_every: float | None,
-        keep: int,
         show: bool,
         record: bool,
         services: tuple[str, ...],
@@ -62,14 +60,14 @@ class Session:
     ) -> None:
         self.callbacks = tuple(callbacks)
         self.profile = profile.Profile()
-        self.path, self.settings, self.keep, self.record, self.start = path, resolved, keep, record, start
+        self.path, self.settings, self.record, self.start = path, resolved, record, start
         self.kind = kinds.get(resolved.kind)
         self.entry = catalog.entry(resolved.algorithm)
         self.module = catalog.module(resolved.algorithm)
         self.config = build_config(self.module.Config, **resolved.config)
         self.device = machine.pick_device(resolved.device, self.kind.gpu)
-        self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
-        self.adaptive = checkpoint_every is None
+        self.adaptive = resolved.checkpoint_every is None
+        self.checkpoint_every = CHECKPOINT_EVERY if resolved.checkpoint_every is None else resolved.checkpoint_every
         self.total = int(getattr(self.config, "steps", 0))
         shown = self.entry.metrics + (learner.SHOWN if resolved.actors else ()) + self.kind.shown(resolved)
         self.progress = Progress(

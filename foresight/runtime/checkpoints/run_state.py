@@ -42,7 +42,7 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
     }
     if session.slow:
         session.progress.status("saving")
-    checkpoint.save(session.path / "checkpoints", state, step, session.keep, extra, best)
+    checkpoint.save(session.path / "checkpoints", state, step, session.settings.keep, extra, best)
     session.progress.status("")
     session.saved = step
     took = time.perf_counter() - began
