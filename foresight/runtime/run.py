@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foresight.errors import LostError, NotFinite, UserError
+from foresight.errors import BusyError, LostError, NotFinite, UserError
 from foresight.runtime import catalog, imagined
 from foresight.runtime.catalog import State
 from foresight.runtime.config import config_fields, resolve, settings
@@ -142,7 +142,7 @@ def train(
             session = Session(path, resolved, show, record, services, callbacks=callbacks)
             session.run()
         except UserError as error:
-            if session is None or not (session.started or isinstance(error, LostError | NotFinite)):
+            if session is None or not (session.started or isinstance(error, LostError | NotFinite | BusyError)):
                 _remove(set(path.iterdir()) - existing)  # a run that could not start leaves no files
             raise
         finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from foresight import distributed
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import catalog, environments, kinds, machine, summary
+from foresight.runtime import catalog, environments, kinds, lock, machine, summary
 from foresight.runtime.catalog import State, Steps
 from foresight.runtime.checkpoints import checkpoint, run_state
 from foresight.runtime.config import paths, settings
@@ -90,7 +90,14 @@ class Session:
         self.evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and its step
 
     def run(self) -> None:
-        """Train to the end, from scratch or from a checkpoint."""
+        """Train to the end, from scratch or from a checkpoint.
+
+        Raises UserError for a user's mistake, BusyError if another process trains in this directory.
+        """
+        with lock.held(self.path):
+            self._run()
+
+    def _run(self) -> None:
         machine.configure_malloc(machine.POOL_AT_START)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(self.settings.config.get("threads")), Interruption(self.progress.note) as interruption:
             with_actors = self.settings.actors > 0
