@@ -113,6 +113,8 @@ class Session:
                         f"{self.path} has reached its {self.total:,} {self.entry.unit}. "
                         f"Continue with: foresight resume {self.path} --steps {2 * self.total}"
                     )
+                if self.start is not None:
+                    run_state.go_back(self)
                 summary.write_config(self.path, self.settings)
                 if self.kind.files:
                     paths.copy_inputs(self.settings.paths, self.settings.config, self.path)

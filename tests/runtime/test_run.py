@@ -257,6 +257,10 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
 
 def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> None:
     run = adder(tmp_path / "a", steps=30, checkpoint_every=0)
+    oldest, *newer = checkpoint.all_steps(run.path / "checkpoints").values()
+    with pytest.raises(UserError, match=r"has reached its 28 updates"):
+        foresight.resume(oldest, steps=28, show=False)
+    assert all(path.is_dir() for path in newer)
     with pytest.raises(UserError, match=r"has reached its 30 updates.*--steps 60"):
         foresight.resume(run.path, show=False)
     longer = foresight.resume(run.path, steps=40, show=False)

@@ -155,13 +155,18 @@ def rotate(directory: str | Path, keep: int) -> None:
 
 
 def set_aside(directory: str | Path, after: int) -> list[Path]:
-    """Rename checkpoints newer than step `after` to `aside-step-...`, so that a run that goes back ignores them."""
+    """Rename checkpoints newer than step `after` to `aside-step-...`, so that a run that goes back ignores them.
+
+    If the best is one of them, none is marked.
+    """
     moved = []
     for step, path in all_steps(directory).items():
         if step > after:
             target = path.with_name(f"aside-{path.name}")
             shutil.rmtree(target, ignore_errors=True)
             moved.append(path.rename(target))
+    if best(directory) is None:
+        (Path(directory) / "best.json").unlink(missing_ok=True)
     return moved
 
 

@@ -58,7 +58,7 @@ def use_disk(state: State, folder: Path) -> None:
 
 
 def restore(session: Session, state: State, start: Path) -> None:
-    """Put the checkpoint `start` into `state` and the session, and set newer checkpoints aside."""
+    """Put the checkpoint `start` into `state` and the session."""
     optimizers = [value for value in vars(state).values() if isinstance(value, torch.optim.Optimizer)]
     built = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     extra = checkpoint.restore(start, state, session.device)
@@ -72,7 +72,12 @@ def restore(session: Session, state: State, start: Path) -> None:
     session.baseline, session.best = Evaluation.read(extra["baseline"]), extra["best"]
     session.profile = profile.Profile(extra.get("profile"))
     machine.set_global_rng(extra["rng"])
-    moved = checkpoint.set_aside(session.path / "checkpoints", extra["step"])
+
+
+def go_back(session: Session) -> None:
+    """Set the checkpoints aside that are newer than the restored one; the best may be one of them."""
+    assert session.saved is not None
+    moved = checkpoint.set_aside(session.path / "checkpoints", session.saved)
     if moved:
         session.progress.note(f"newer checkpoints were set aside: {', '.join(path.name for path in moved)}")
 

@@ -308,6 +308,17 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) == tmp_path / "step-000000080"
 
 
+def test_a_best_that_is_set_aside_is_marked_no_more(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, Box(step), step, best=step == 2)
+    checkpoint.set_aside(tmp_path, 2)
+    assert checkpoint.best(tmp_path) == tmp_path / "step-000000002"
+    checkpoint.set_aside(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "aside-step-000000002", "aside-step-000000003", "step-000000001",
+    ]  # fmt: skip
+
+
 def test_the_same_step_again_replaces(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, Box(1), 5)
     path = checkpoint.save(tmp_path, Box(2), 5)
