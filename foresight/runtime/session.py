@@ -289,7 +289,7 @@ class Session:
         if result.score > self.best:
             self.best = result.score
             if self.saved == step:
-                checkpoint.mark_best(self.path / "checkpoints", step)
+                checkpoint.mark_best(self.path / "checkpoints", step, self.best)
             else:
                 run_state.save(self, state, step, best=True)
 

@@ -257,9 +257,9 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
 
 def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> None:
     run = adder(tmp_path / "a", steps=30, checkpoint_every=0)
-    oldest, *newer = checkpoint.all_steps(run.path / "checkpoints").values()
+    first, *newer = checkpoint.all_steps(run.path / "checkpoints").values()
     with pytest.raises(UserError, match=r"has reached its 28 updates"):
-        foresight.resume(oldest, steps=28, show=False)
+        foresight.resume(first, steps=28, show=False)
     assert all(path.is_dir() for path in newer)
     with pytest.raises(UserError, match=r"has reached its 30 updates.*--steps 60"):
         foresight.resume(run.path, show=False)
@@ -297,6 +297,15 @@ def test_options_that_do_not_fit_are_refused_by_resume_too(tmp_path: Path, optio
         foresight.resume(tmp_path, show=False, **options)
     with pytest.raises(UserError, match="--completer is for text algorithms: reinforce"):
         foresight.resume(tmp_path, show=False, completer="http://localhost:1")
+
+
+@sabotaged_by("foresight.runtime.checkpoints.checkpoint.best_score", lambda f: lambda folder, default: default)
+def test_the_best_checkpoint_stays_the_best_in_a_resumed_run(tmp_path: Path) -> None:
+    run = adder(tmp_path / "a", steps=3)
+    folder = run.path / "checkpoints"
+    checkpoint.mark_best(folder, 3, 2.0)  # better than any accuracy
+    foresight.resume(run.path, steps=5, show=False)
+    assert checkpoint.best(folder) == folder / "step-000000003"
 
 
 def test_precedence_of_defaults_presets_and_arguments(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
     }
     if session.slow:
         session.progress.status("saving")
-    checkpoint.save(session.path / "checkpoints", state, step, session.settings.keep, extra, best)
+    checkpoint.save(
+        session.path / "checkpoints", state, step, session.settings.keep, extra, session.best if best else None
+    )
     session.progress.status("")
     session.saved = step
     took = time.perf_counter() - began
@@ -77,7 +79,9 @@ def restore(session: Session, state: State, start: Path) -> None:
 def go_back(session: Session) -> None:
     """Set the checkpoints aside that are newer than the restored one; the best may be one of them."""
     assert session.saved is not None
-    moved = checkpoint.set_aside(session.path / "checkpoints", session.saved)
+    folder = session.path / "checkpoints"
+    moved = checkpoint.set_aside(folder, session.saved)
+    session.best = checkpoint.best_score(folder, session.best)  # newer than the restored one, which may not know it
     if moved:
         session.progress.note(f"newer checkpoints were set aside: {', '.join(path.name for path in moved)}")
 
