@@ -54,7 +54,7 @@ def live(
             folder of a reward model. Without one, turns are kept and not trained on.
         mode: train on scores (evaluative), on hints (directive), or both.
         batch: turns per update.
-        staleness: versions by which a turn may be older than the weights that are trained.
+        staleness: updates that may lie between the weights that wrote a turn and those that are trained.
         learning_rate: of AdamW.
         lora: rank of the adapters; 0 trains all weights.
         hint_top_k: next tokens over which a hint's divergence is taken, such as 50; 0: the sampled ones alone.
