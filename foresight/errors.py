@@ -14,6 +14,10 @@ class LostError(UserError):
     """A run lost something that it depends on (a cluster, a server). It saves a checkpoint before it ends."""
 
 
+class BusyError(UserError):
+    """A run directory is trained by another process, which must not be disturbed."""
+
+
 class NotFinite(UserError):
     """A network output or a loss is not finite. The run ends before a weight is updated with it."""
 

@@ -59,14 +59,19 @@ def run(
         if not calls:
             yield Event("answer", tool.answer(text))
             return
-        made = message.get("tool_calls") or [None for _ in calls]
+        made = message.get("tool_calls") or [None for _ in calls]  # none of them, if one cannot be read
+        unread: list[str] = []
         for call, one in zip(calls, made, strict=True):
             written = call.problem or tool.write(call.name, **call.arguments)
             yield Event("call", written, call.name, call.arguments)
             result, succeeded = tool.execute(tools, call, seconds, approve)
-            role = {"role": "tool", "tool_call_id": one["id"]} if one else {"role": "user"}
-            messages.append({**role, "content": result})
+            if one:
+                messages.append({"role": "tool", "tool_call_id": one["id"], "content": result})
+            else:
+                unread.append(f"{tool.RESULT}{result}{tool.RESULT_END}")
             yield Event("result" if succeeded else "error", result, call.name)
+        if unread:
+            messages.append({"role": "user", "content": "\n".join(unread)})
     yield Event("limit", f"no answer after {turns} turns")
 
 

@@ -35,7 +35,7 @@ def connect(servers: Sequence[Any], seconds: float = tool.SECONDS) -> Iterator[l
         for server in servers:
             given: Any = server
             if isinstance(server, str) and not server.startswith(("http://", "https://")):
-                words = shlex.split(server)
+                words = _words(server)
                 if not words:
                     raise UserError('--mcp takes the command of a server, such as --mcp "python server.py", or a URL.')
                 given = StdioServerParameters(command=words[0], args=words[1:])
@@ -51,6 +51,13 @@ def connect(servers: Sequence[Any], seconds: float = tool.SECONDS) -> Iterator[l
                 label = next(n for n in (one.name, *(f"{one.name}_{i}" for i in range(2, 999))) if n not in taken)
                 found.append(_tool(portal, client, one, label, name))
         yield found
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UserError(f"The command {command} of --mcp cannot be read: {str(error).lower()}.") from error
 
 
 async def _listed(client: Any) -> list[Any]:

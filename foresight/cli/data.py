@@ -80,6 +80,9 @@ def data(
     lerobot = format == "lerobot"
     if lerobot and not fps > 0:
         raise UserError(f"--fps must be above 0, not {fps:g}.")
+    for option, given in (("random", random), ("explore", explore), ("checkpoint", checkpoint != "latest")):
+        if kind == "episodes" and env is not None and not runs and given:
+            raise UserError(f"--{option} is for runs, and with --env its own expert acts: name a run, or leave it out.")
     if kind == "episodes" and env is not None:
         return _demonstrations(runs, env, fields.options(env_options), out, episodes, seed, fps if lerobot else None)
     if kind == "episodes":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
 import signal
@@ -48,13 +49,13 @@ def live(
 
     Args:
         model: "smollm2", a run with an export, a Hugging Face folder, a hub id, or the folder of a live run, whose own
-            settings then hold, but for host, port and device; give a --score whose URL has a password again.
+            settings then hold, but for host, port, device and ray; give a --score whose URL has a password again.
         out: the folder of the run.
         score: what scores a turn from the next message: file.py:name, the URL of an OpenAI-compatible server, or the
             folder of a reward model. Without one, turns are kept and not trained on.
         mode: train on scores (evaluative), on hints (directive), or both.
         batch: turns per update.
-        staleness: versions by which a turn may be older than the weights that are trained.
+        staleness: updates that may lie between the weights that wrote a turn and those that are trained.
         learning_rate: of AdamW.
         lora: rank of the adapters; 0 trains all weights.
         hint_top_k: next tokens over which a hint's divergence is taken, such as 50; 0: the sampled ones alone.
@@ -106,6 +107,16 @@ def live(
     folder = Path(model if known else out)
     if known:
         settings, config = live_settings.read(folder)
+        _require_same(folder, "score", without_user(place), settings.score)
+        fields = {**dataclasses.asdict(config), "lora": config.tuning.lora}
+        fields |= {"temperature": settings.temperature, "check": settings.check}
+        given = dict(
+            mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate, lora=lora, hint_top_k=hint_top_k,
+            hint_guidance=hint_guidance, kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal,
+            temperature=temperature, check=check,
+        )  # fmt: skip
+        for name, value in given.items():
+            _require_same(folder, name, value, fields[name])
         settings = dataclasses.replace(settings, host=host, port=port, device=where, ray=ray)
     else:
         if (folder / live_settings.SETTINGS).is_file():
@@ -121,8 +132,7 @@ def live(
         )  # fmt: skip
         settings = live_settings.Settings(host, port, place, where, temperature, check=check, ray=ray)
     public = without_user(settings.score)
-    if without_user(place) != public:
-        place = settings.score
+    place = place or settings.score
     settings = dataclasses.replace(settings, score=public)
     if ray:
         ray_cluster.connect(0, ray)[0].shutdown()  # raises: nothing runs there
@@ -154,6 +164,15 @@ def live(
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     loops.supervise(folder, screen.note, stop)
     return 0
+
+
+def _require_same(folder: Path, name: str, given: object, known: object) -> None:
+    """Raise UserError for an option that is given and differs from that of the live run in `folder`."""
+    if given not in (inspect.signature(live).parameters[name].default, known):
+        option, value = name.replace("_", "-"), "not set" if known == "" else known
+        raise UserError(
+            f"--{option} of {folder} is {value} and does not change: leave it out, or start another run with --out."
+        )
 
 
 def _free(host: str, port: int) -> None:

@@ -116,6 +116,8 @@ def resume(
     run: Annotated[str, tyro.conf.Positional],
     steps: int | None = None,
     device: str | None = None,
+    checkpoint_every: float | None = None,
+    keep: int | None = None,
     actors: int | None = None,
     ray: str | None = None,
     completer: str | None = None,
@@ -129,6 +131,8 @@ def resume(
         run: a run directory, or one of its checkpoints.
         steps: a new total number of steps.
         device: a new device.
+        checkpoint_every: seconds between checkpoints from now on; default: as the run was started.
+        keep: number of newest checkpoints to keep from now on; default: as the run was started.
         actors: a new number of actors.
         ray: address of the Ray cluster for the actors; default: this machine.
         completer: URL of a new server that samples.
@@ -139,8 +143,9 @@ def resume(
     from foresight.runtime import run as runner
 
     resumed = runner.resume(
-        run, steps, device=device, record=record, log=log, actors=actors, ray=ray, completer=completer
-    )
+        run, steps, device=device, checkpoint_every=checkpoint_every, keep=keep, record=record, log=log,
+        actors=actors, ray=ray, completer=completer,
+    )  # fmt: skip
     report(resumed, json)
     return 0
 

@@ -22,7 +22,7 @@ from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay
 from foresight.data.sequences import Sequences
 from foresight.errors import UserError
-from foresight.runtime import card, catalog, run
+from foresight.runtime import card, catalog, legacy, run
 from foresight.runtime.catalog import State
 from foresight.runtime.checkpoints import checkpoint
 
@@ -61,7 +61,7 @@ def pull(name: str) -> Path:
         raise UserError(
             f"{name} holds no run of foresight. A language model of the hub is given by its id: --model {name}"
         )
-    document = catalog.read_yaml(folder / "config.yaml") or {}
+    document = legacy.document(catalog.read_yaml(folder / "config.yaml") or {})  # old names are names too
     algorithm = str(document.get("algorithm"))
     if algorithm not in catalog.algorithms():
         raise UserError(

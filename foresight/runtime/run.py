@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foresight.errors import LostError, NotFinite, UserError
+from foresight.errors import BusyError, LostError, NotFinite, UserError
 from foresight.runtime import catalog, imagined
 from foresight.runtime.catalog import State
 from foresight.runtime.config import config_fields, resolve, settings
@@ -127,6 +127,8 @@ def train(
         ray=ray,
         completer=completer,
         staleness=staleness,
+        keep=keep,
+        checkpoint_every=checkpoint_every,
     )
     from foresight.runtime.distributed import torchrun  # late: this imports torch
     from foresight.runtime.session import Session
@@ -137,10 +139,10 @@ def train(
         show, services = (show, log) if scratch is None else (False, ())
         session = None
         try:
-            session = Session(path, resolved, checkpoint_every, keep, show, record, services, callbacks=callbacks)
+            session = Session(path, resolved, show, record, services, callbacks=callbacks)
             session.run()
         except UserError as error:
-            if session is None or not (session.started or isinstance(error, LostError | NotFinite)):
+            if session is None or not (session.started or isinstance(error, LostError | NotFinite | BusyError)):
                 _remove(set(path.iterdir()) - existing)  # a run that could not start leaves no files
             raise
         finally:
@@ -156,7 +158,7 @@ def resume(
     *,
     device: str | None = None,
     checkpoint_every: float | None = None,
-    keep: int = 3,
+    keep: int | None = None,
     show: bool = True,
     record: bool = False,
     log: tuple[str, ...] = (),
@@ -167,9 +169,9 @@ def resume(
 ) -> Run:
     """Continue a run from its newest checkpoint, or from the one that `path` names (`RUN/checkpoints/step-...`).
 
-    `steps` is a new total; `actors`, `ray` and `completer` replace the run's own. A run that was killed before its
-    first checkpoint starts again. Going back to an older checkpoint sets the newer ones aside. Raises UserError as
-    `train` does, and for a damaged checkpoint.
+    `steps` is a new total; `device`, `checkpoint_every`, `keep`, `actors`, `ray` and `completer` replace the run's own.
+    A run that was killed before its first checkpoint starts again. Going back to an older checkpoint sets newer ones
+    aside. Raises UserError as `train` does, and for a damaged checkpoint.
     """
     from foresight.runtime.checkpoints import checkpoint
     from foresight.runtime.distributed import torchrun
@@ -189,16 +191,25 @@ def resume(
     if steps is not None:
         changed = config_fields.coerce(resolved.algorithm, {"steps": steps})
         resolved = dataclasses.replace(resolved, config={**resolved.config, **changed})
-    if device is not None:
-        resolved = dataclasses.replace(resolved, device=device)
+    own: dict[str, Any] = {"device": device, "checkpoint_every": checkpoint_every, "keep": keep}
+    resolved = dataclasses.replace(resolved, **{name: value for name, value in own.items() if value is not None})
     if actors is not None or ray is not None:
         resolved = dataclasses.replace(resolved, actors=resolved.actors if actors is None else actors, ray=ray)
     if completer is not None:
         resolved = dataclasses.replace(resolved, completer=completer)
+    resolve.check_options(
+        resolved.algorithm,
+        resolved.actors,
+        resolved.ray,
+        resolved.completer,
+        resolved.staleness,
+        resolved.keep,
+        resolved.checkpoint_every,
+    )
     start = start or checkpoint.latest(path / "checkpoints")
     if start is None:
         resolved = dataclasses.replace(resolved, note=f"{path} has no checkpoint yet: the run starts again from step 0")
-    Session(path, resolved, checkpoint_every, keep, show, record, log, start, callbacks).run()
+    Session(path, resolved, show, record, log, start, callbacks).run()
     return Run(path)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from foresight import distributed
 from foresight.errors import LostError, NotFinite, UserError
-from foresight.runtime import catalog, environments, kinds, machine, summary
+from foresight.runtime import catalog, environments, kinds, lock, machine, summary
 from foresight.runtime.catalog import State, Steps
 from foresight.runtime.checkpoints import checkpoint, run_state
 from foresight.runtime.config import paths, settings
@@ -52,8 +52,6 @@ class Session:
         self,
         path: Path,
         resolved: settings.Settings,
-        checkpoint_every: float | None,
-        keep: int,
         show: bool,
         record: bool,
         services: tuple[str, ...],
@@ -62,14 +60,14 @@ class Session:
     ) -> None:
         self.callbacks = tuple(callbacks)
         self.profile = profile.Profile()
-        self.path, self.settings, self.keep, self.record, self.start = path, resolved, keep, record, start
+        self.path, self.settings, self.record, self.start = path, resolved, record, start
         self.kind = kinds.get(resolved.kind)
         self.entry = catalog.entry(resolved.algorithm)
         self.module = catalog.module(resolved.algorithm)
         self.config = build_config(self.module.Config, **resolved.config)
         self.device = machine.pick_device(resolved.device, self.kind.gpu)
-        self.checkpoint_every = CHECKPOINT_EVERY if checkpoint_every is None else checkpoint_every
-        self.adaptive = checkpoint_every is None
+        self.adaptive = resolved.checkpoint_every is None
+        self.checkpoint_every = CHECKPOINT_EVERY if resolved.checkpoint_every is None else resolved.checkpoint_every
         self.total = int(getattr(self.config, "steps", 0))
         shown = self.entry.metrics + (learner.SHOWN if resolved.actors else ()) + self.kind.shown(resolved)
         self.progress = Progress(
@@ -92,7 +90,14 @@ class Session:
         self.evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and its step
 
     def run(self) -> None:
-        """Train to the end, from scratch or from a checkpoint."""
+        """Train to the end, from scratch or from a checkpoint.
+
+        Raises UserError for a user's mistake, BusyError if another process trains in this directory.
+        """
+        with lock.held(self.path):
+            self._run()
+
+    def _run(self) -> None:
         machine.configure_malloc(machine.POOL_AT_START)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(self.settings.config.get("threads")), Interruption(self.progress.note) as interruption:
             with_actors = self.settings.actors > 0
@@ -108,6 +113,8 @@ class Session:
                         f"{self.path} has reached its {self.total:,} {self.entry.unit}. "
                         f"Continue with: foresight resume {self.path} --steps {2 * self.total}"
                     )
+                if self.start is not None:
+                    run_state.go_back(self)
                 summary.write_config(self.path, self.settings)
                 if self.kind.files:
                     paths.copy_inputs(self.settings.paths, self.settings.config, self.path)
@@ -282,7 +289,7 @@ class Session:
         if result.score > self.best:
             self.best = result.score
             if self.saved == step:
-                checkpoint.mark_best(self.path / "checkpoints", step)
+                checkpoint.mark_best(self.path / "checkpoints", step, self.best)
             else:
                 run_state.save(self, state, step, best=True)
 

@@ -44,6 +44,16 @@ class Range:
     integer: bool = False
     choices: tuple[Any, ...] = ()
 
+    def distribution(self) -> Any:
+        """The range as Optuna stores it with a trial."""
+        from optuna import distributions
+
+        if self.choices:
+            return distributions.CategoricalDistribution([json.dumps(choice) for choice in self.choices])
+        if self.integer:
+            return distributions.IntDistribution(int(self.low), int(self.high), log=self.log)
+        return distributions.FloatDistribution(self.low, self.high, log=self.log)
+
     def suggest(self, trial: Any, name: str) -> Any:
         """A value for `name` from an Optuna trial."""
         if self.choices:  # as text: Optuna does not store tuples
@@ -87,7 +97,7 @@ def tune(
     the Config's fields), or `only` some of them.
 
     Raises UserError for names that do not exist, for ranges that cannot be read, for a search that was started with
-    other `steps`, and if no trial succeeds.
+    other `steps` or other choices of a field, and if no trial succeeds.
     """
     try:
         import optuna
@@ -109,6 +119,7 @@ def tune(
         pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP) if prune else optuna.pruners.NopPruner(),
     )  # fmt: skip
     _require_budget(study, path, resolved.config.get("steps"))
+    _require_ranges(study, path, space)
     ended = [trial for trial in study.trials if trial.state.is_finished()]
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # a continued search samples other values
     for trial in study.trials:  # those interrupted by a kill
@@ -162,6 +173,27 @@ def _require_budget(study: Any, path: Path, budget: int | None) -> None:
             f"Continue with --steps {before}, or start another search with --out."
         )
     study.set_user_attr("steps", budget)
+
+
+def _require_ranges(study: Any, path: Path, space: Mapping[str, Range]) -> None:
+    """Raise UserError for a field whose choices or scale differ from those of the earlier trials."""
+    from optuna import distributions
+
+    for field, wanted in space.items():
+        for before in (trial.distributions[field] for trial in study.trials if field in trial.distributions):
+            try:
+                distributions.check_distribution_compatibility(before, wanted.distribution())
+            except ValueError as error:
+                raise UserError(
+                    f"The trials in {path} have another range of '{field}' ({_range_text(before)}), which cannot be "
+                    "changed in a search. Restore it, or start another search with --out."
+                ) from error
+
+
+def _range_text(given: Any) -> str:
+    if hasattr(given, "choices"):
+        return f"[{', '.join(given.choices)}]"
+    return f"{given.low:g} to {given.high:g}{', log' if given.log else ''}"
 
 
 def search_space(

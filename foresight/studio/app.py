@@ -24,6 +24,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 
 from foresight.errors import UserError
+from foresight.runtime import lock
 from foresight.studio import attention, boards, decisions, dreams, grid, live, samples, thoughts, traces
 from foresight.studio.encode import Answer, encode
 from foresight.studio.runs import Library
@@ -233,6 +234,7 @@ def create(
             raise UserError(
                 f"{path.name} has finished. To train it for longer: {library.detail(run)['resume']} --steps N"
             )
+        lock.check(path)
         return _resume(library, path)
 
     @app.get("/{name:path}")

@@ -42,7 +42,7 @@ class Players:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._loaded: dict[str, tuple[Any, Any, Game]] = {}
+        self._loaded: dict[tuple[str, str], tuple[Any, Any, Game]] = {}  # by name and checkpoint
         self._lock = threading.Lock()
 
     def names(self) -> list[dict[str, Any]]:
@@ -88,8 +88,10 @@ class Players:
             return found
 
     def _load(self, name: str) -> tuple[Any, Any, Game]:
-        if name in self._loaded:
-            return self._loaded[name]
+        fixed = name == BUNDLED or name in UNTRAINED
+        key = (name, "" if fixed else self._library.saved(name))
+        if key in self._loaded:
+            return self._loaded[key]
         if name in UNTRAINED:
             kind, options, simulations = UNTRAINED[name]
             game = make.make(kind, **options)
@@ -103,7 +105,8 @@ class Players:
             if hasattr(agent.state, "replay"):
                 agent.state.replay = None  # may be large, and is not needed to play
             loaded = agent.module, agent.state, agent.env
-        self._loaded = {**dict(list(self._loaded.items())[-3:]), name: loaded}
+        others = [(old, value) for old, value in self._loaded.items() if old[0] != name]
+        self._loaded = {**dict(others[-3:]), key: loaded}
         return loaded
 
     def _describe(self, game: Game, position: Tensor, moves: list[int]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Models:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._agents: dict[str, Agent] = {}
+        self._agents: dict[tuple[str, str], Agent] = {}  # by name and checkpoint
         self._loops: dict[tuple[str, int, int], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -49,14 +49,14 @@ class Models:
         return found
 
     def _agent(self, name: str) -> Agent:
-        path = self._library.path(name)
-        if name not in self._agents:
+        path, key = self._library.path(name), (name, self._library.saved(name))
+        if key not in self._agents:
             for old in self._agents.values():
                 old.close()
             agent = run.load(path)
             imagined.require_model(agent)
-            self._agents = {name: agent}  # a model and its replay may be large: one at a time
-        return self._agents[name]
+            self._agents = {key: agent}  # a model and its replay may be large: one at a time
+        return self._agents[key]
 
     def open_loop(self, name: str, horizon: int) -> dict[str, Any]:
         """Predictions over `horizon` steps: frames of truth, prediction and error, and the errors by step."""

@@ -43,6 +43,17 @@ def test_errors_are_read_and_limits_end_it() -> None:
     assert "division by zero" in events[1].text and "not JSON" in events[3].text and "no tool 'fly'" in events[5].text
 
 
+def test_results_beside_a_call_that_cannot_be_read_are_marked_as_data() -> None:
+    tools = agent.toolbox(["calculator"])
+    turn = says(f"{tool.write('calculate', expression='6*7')}{tool.CALL}?{tool.END}", "It is 42.")
+    messages = [{"role": "user", "content": "6 times 7?"}]
+    events = list(agent.run(turn, tools, messages))
+    assert [e.kind for e in events] == ["call", "result", "call", "error", "answer"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant"]
+    marked = [f"{tool.RESULT}{e.text}{tool.RESULT_END}" for e in (events[1], events[3])]
+    assert messages[2]["content"] == "\n".join(marked)
+
+
 @sabotaged_by("foresight.envs.tools.tool.execute", lambda real: lambda tools, call, *rest: real(tools, call))
 def test_a_tool_that_writes_waits_for_approval() -> None:
     turn = says(*[tool.write("write_note", name="a", text="b"), "done"] * 2)

@@ -165,7 +165,10 @@ def test_a_server_is_a_url_and_speaks_the_newest_revision() -> None:
         raise AssertionError("connected")
 
 
-@pytest.mark.parametrize("command", ["", "no-such-program-here", f"{sys.executable} -c 'print(3)'"])
+@pytest.mark.parametrize("command", ["", "'", "no-such-program-here", f"{sys.executable} -c 'print(3)'"])
 def test_what_is_no_server_is_refused(command: str) -> None:
-    with pytest.raises(UserError, match=r"MCP server|takes the command"), connect([command], seconds=5):
+    with (
+        pytest.raises(UserError, match=r"MCP server|takes the command|no closing quotation"),
+        connect([command], seconds=5),
+    ):
         raise AssertionError("connected")

@@ -64,6 +64,9 @@ def test_a_run_is_looked_at_and_rolled_back(run: Path, capsys: pytest.CaptureFix
         (["smollm2", "--score", "nowhere.py:rate"], "no file"),
         (["smollm2", "--batch", "0"], "batch must be"),
         (["smollm2", "--out", "RUN"], "is a live run"),
+        (["RUN", "--score", "other.py:rate"], "is rules.py:rate and does not change"),
+        (["RUN", "--batch", "4"], "--batch of"),
+        (["RUN", "--lora", "8"], "is 4 and does not change"),
         (["smollm2", "--check", "orders"], "without tools"),
     ],
 )

@@ -41,6 +41,8 @@ from foresight.runtime.monitoring import health
         (["bench", "no-such-thing"], "Unknown benchmark"),
         (["train", "push.py", "--learning-rate", "fast"], "--learning-rate"),
         (["eval"], "run directory"),
+        (["data", "episodes", "--env", "TwoRoutes-v0", "--explore", "--out", "x"], "--explore is for runs"),
+        (["data", "episodes", "--env", "TwoRoutes-v0", "--random", "5", "--out", "x"], "--random is for runs"),
         (["doctor", "--jsn"], "--json"),
     ],
 )

@@ -97,6 +97,14 @@ def test_a_pushed_run_acts_alike(store: Path, tmp_path: Path) -> None:
         foresight.load("hub:ada/cart")
 
 
+@pytest.mark.parametrize("old", [{"world": "text"}, {"places": {"evil.py:Env": "/nowhere/evil.py:Env"}}])
+def test_old_names_of_a_run_with_code_are_refused_too(old: dict[str, object], store: Path) -> None:
+    (store / "ada/cart").mkdir(parents=True)
+    (store / "ada/cart/config.yaml").write_text(yaml.safe_dump({"algorithm": "dqn", "env": "evil.py:Env", **old}))
+    with pytest.raises(UserError, match="may hold code"):
+        hub.pull("ada/cart")
+
+
 def _raises(error: Exception):
     def refuse(*_: object, **__: object) -> None:
         raise error

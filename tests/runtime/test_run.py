@@ -257,6 +257,10 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
 
 def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> None:
     run = adder(tmp_path / "a", steps=30, checkpoint_every=0)
+    first, *newer = checkpoint.all_steps(run.path / "checkpoints").values()
+    with pytest.raises(UserError, match=r"has reached its 28 updates"):
+        foresight.resume(first, steps=28, show=False)
+    assert all(path.is_dir() for path in newer)
     with pytest.raises(UserError, match=r"has reached its 30 updates.*--steps 60"):
         foresight.resume(run.path, show=False)
     longer = foresight.resume(run.path, steps=40, show=False)
@@ -270,6 +274,38 @@ def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> Non
     again = foresight.resume(kept / f"step-{oldest:09d}", show=False)
     assert rows(again)[-1] == rows(adder(tmp_path / "c", steps=40))[-1]
     assert any(path.name.startswith("aside-") for path in kept.iterdir())
+
+
+def test_a_resumed_run_keeps_as_many_checkpoints_as_before(tmp_path: Path) -> None:
+    run = adder(tmp_path / "a", steps=5, keep=100, checkpoint_every=0)
+    foresight.resume(run.path, steps=7, show=False)
+    assert list(checkpoint.all_steps(run.path / "checkpoints")) == [1, 2, 3, 4, 5, 6, 7]
+    foresight.resume(run.path, steps=9, keep=2, checkpoint_every=1e9, show=False)
+    kept = list(checkpoint.all_steps(run.path / "checkpoints"))
+    assert kept[-2:] == [7, 9] and 6 not in kept and len(kept) <= 3  # also the best
+    assert "--keep 2 --checkpoint-every 1e+09" in Run(run.path).settings.command()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"ray": "auto"}, "without --actors"), ({"keep": 0}, "--keep must"), ({"checkpoint_every": -1}, "-every must")],
+)
+def test_options_that_do_not_fit_are_refused_by_resume_too(tmp_path: Path, options: Any, text: str) -> None:
+    settings = resolve.resolve("reinforce", env="CartPole-v1")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings.document()))
+    with pytest.raises(UserError, match=text):
+        foresight.resume(tmp_path, show=False, **options)
+    with pytest.raises(UserError, match="--completer is for text algorithms: reinforce"):
+        foresight.resume(tmp_path, show=False, completer="http://localhost:1")
+
+
+@sabotaged_by("foresight.runtime.checkpoints.checkpoint.best_score", lambda f: lambda folder, default: default)
+def test_the_best_checkpoint_stays_the_best_in_a_resumed_run(tmp_path: Path) -> None:
+    run = adder(tmp_path / "a", steps=3)
+    folder = run.path / "checkpoints"
+    checkpoint.mark_best(folder, 3, 2.0)  # better than any accuracy
+    foresight.resume(run.path, steps=5, show=False)
+    assert checkpoint.best(folder) == folder / "step-000000003"
 
 
 def test_precedence_of_defaults_presets_and_arguments(tmp_path: Path) -> None:

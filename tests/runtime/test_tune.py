@@ -77,6 +77,16 @@ def test_budgets_are_not_mixed(tmp_path: Path, ranges: Path, trained: list[dict[
     assert _tune(tmp_path, ranges, 3, steps=1000).trials == 3
 
 
+def test_choices_are_not_changed_in_a_search(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    _tune(tmp_path, ranges, 1)
+    text = ranges.read_text()
+    ranges.write_text(text.replace("[8], [16, 16]", "[8], [32]"))
+    with pytest.raises(UserError, match=r"another range of 'hidden' \(\[\[8\], \[16, 16\]\]\).*--out"):
+        _tune(tmp_path, ranges, 2)
+    ranges.write_text(text.replace("0.1, high", "0.2, high"))  # a narrower range may follow
+    assert len(trained) == 1 and _tune(tmp_path, ranges, 2).trials == 2
+
+
 def test_of_errors_less_is_better(tmp_path: Path, ranges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from foresight.runtime.evaluation.evaluate import Evaluation
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import re
 import shutil
 import signal
@@ -17,6 +18,7 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from foresight.cli import studio
+from foresight.runtime import lock
 from foresight.studio import app, serve
 from tests.studio import browser
 
@@ -150,6 +152,17 @@ def test_with_control_only_what_can_be_is_stopped_or_resumed(tmp_path: Path) -> 
     assert "No process" in stopped.json()["error"] and "has finished" in resumed.json()["error"]
     other = controlled.post(f"/api/runs/{row['id']}/stop", json={}, headers={"Origin": "http://evil.example"})
     assert other.status_code == 403
+
+
+def test_a_run_that_a_silent_process_trains_is_not_resumed(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "ppo", tmp_path / "busy", ignore=shutil.ignore_patterns("summary.json"))
+    controlled = TestClient(app.create([tmp_path], control=True), base_url=BASE)
+    (row,) = controlled.get("/api/runs").json()
+    assert row["state"] == "stopped"
+    with lock.held(tmp_path / "busy"):
+        answer = controlled.post(f"/api/runs/{row['id']}/resume", json={})
+    assert answer.status_code == 400 and f"(pid {os.getpid()})" in answer.json()["error"]
+    assert not (tmp_path / "busy" / "resumed.log").exists()
 
 
 def test_the_next_free_port_is_taken_and_the_address_has_the_token() -> None:

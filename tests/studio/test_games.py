@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("fastapi")
 
 import foresight
 from foresight.envs.games import make as games
-from foresight.studio import boards
+from foresight.studio import boards, dreams
 from foresight.studio.runs import Library
 from tests.studio import browser
 
@@ -73,6 +74,26 @@ def test_a_run_of_mcts_is_a_player_and_moves_have_the_names_of_their_positions(t
     after = game.step(game.start(1), torch.tensor([actions[first["action"]]])).position
     names = {game.move_name(after, action) for action in game.legal(after)[0].nonzero().flatten().tolist()}
     assert first["children"] and {child["action"] for child in first["children"]} <= names
+
+
+def test_a_newer_checkpoint_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, loaded = ["step-1"], list[str]()
+
+    def load(path: Path) -> Any:
+        loaded.append(saved[-1])
+        kind = SimpleNamespace(kind="game")
+        return SimpleNamespace(settings=kind, state=None, module=None, env=None, close=lambda: None)
+
+    library = Library([])
+    monkeypatch.setattr(library, "path", lambda name: tmp_path)
+    monkeypatch.setattr(library, "saved", lambda name: saved[-1])
+    monkeypatch.setattr(boards.run, "load", load)
+    monkeypatch.setattr(dreams.imagined, "require_model", lambda agent: None)
+    for get in (boards.Players(library)._load, dreams.Models(library)._agent):
+        for step in ("step-1", "step-1", "step-2"):
+            saved.append(step)
+            get("mine")
+    assert loaded == ["step-1", "step-2"] * 2
 
 
 @pytest.mark.slow

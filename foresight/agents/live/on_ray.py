@@ -37,12 +37,14 @@ class Keeper:
         """The files of a version."""
         return packed(Path(self.store.folder_of(number)))
 
-    def publish(self, number: int, files: dict[str, bytes], metrics: dict[str, Any], turns: Sequence[int]) -> None:
+    def publish(
+        self, number: int, files: dict[str, bytes], metrics: dict[str, Any], turns: Sequence[int], parent: int | None
+    ) -> bool:
         """`Store.publish` of files from another machine: the folder is whole before the database names it."""
         folder = self.store.folder / VERSIONS / str(number)
         shutil.rmtree(folder, ignore_errors=True)  # a keeper was killed before it could publish it
         unpacked(files, folder)
-        self.store.publish(number, str(folder), metrics, turns)
+        return self.store.publish(number, str(folder), metrics, turns, parent)
 
 
 class Remote:
@@ -64,9 +66,11 @@ class Remote:
             unpacked(self._ask("files", number), copy)
         return str(copy)
 
-    def publish(self, number: int, folder: str, metrics: dict[str, Any], turns: Sequence[int]) -> None:
+    def publish(
+        self, number: int, folder: str, metrics: dict[str, Any], turns: Sequence[int], parent: int | None = None
+    ) -> bool:
         """`Store.publish`, with the files of the folder."""
-        self._ask("publish", number, packed(Path(folder)), metrics, list(turns))
+        return bool(self._ask("publish", number, packed(Path(folder)), metrics, list(turns), parent))
 
 
 class Loop:

@@ -27,7 +27,7 @@ class Config:
     batch: int = 8
     """Turns per update (16)."""
     staleness: int = 4
-    """Versions by which a turn may be older than the weights that are trained."""
+    """Updates between the weights that wrote a turn and those that are trained."""
     learning_rate: float = 1e-4
     """AdamW (1e-5 for 4B parameters; 1e-4 with adapters)."""
     clip_low: float = 0.2

@@ -178,20 +178,44 @@ class Store:
     # Train.
 
     def window(self, size: int, staleness: int) -> list[Turn]:
-        """The oldest `size` scored turns whose version is at most `staleness` before the present one.
+        """The oldest `size` scored turns whose version is at most `staleness` updates from the present one.
 
-        Older ones become `stale` for good. Fewer than `size` turns are returned as they are.
+        Others become `stale` for good. Fewer than `size` turns are returned as they are.
         """
-        oldest = self.active() - staleness
-        self._base.execute("UPDATE turns SET state = 'stale' WHERE state = 'scored' AND version < ?", (oldest,))
+        found = self._base.execute("SELECT DISTINCT version FROM turns WHERE state = 'scored'").fetchall()
+        for version in [row["version"] for row in found]:
+            if self.apart(version, self.active()) > staleness:
+                self._base.execute(
+                    "UPDATE turns SET state = 'stale' WHERE state = 'scored' AND version = ?", (version,)
+                )
         return self.turns("scored", size)
 
-    def publish(self, number: int, folder: str, metrics: dict[str, Any], turns: Sequence[int]) -> None:
-        """Make a version the active one and mark the turns it was trained on, at once.
+    def apart(self, one: int, other: int) -> float:
+        """The number of updates between two versions, counted along their parents; infinite if they share none."""
+        lines = self._line(one), self._line(other)
+        shared = next((version for version in lines[0] if version in lines[1]), None)
+        return math.inf if shared is None else lines[0].index(shared) + lines[1].index(shared)
 
-        Raises UserError if one of them was trained on already.
+    def _line(self, version: int) -> list[int]:
+        """A version, its parent, and so on to the first."""
+        parents: dict[int, int] = dict(self._base.execute("SELECT number, parent FROM versions").fetchall())
+        found: list[int] = []
+        while version in parents:
+            found.append(version)
+            version = parents[version]
+        return found
+
+    def publish(
+        self, number: int, folder: str, metrics: dict[str, Any], turns: Sequence[int], parent: int | None = None
+    ) -> bool:
+        """Make a version the active one and mark the turns it was trained on, at once; returns whether it is active.
+
+        It is kept and not made active where another version than its `parent` (None: the active one) is active by now.
+        Raises UserError if one of the turns was trained on already.
         """
         with self.transaction():
+            active = self._active()
+            parent = active if parent is None else parent
             for turn in turns:
                 changed = self._base.execute(
                     "UPDATE turns SET state = 'trained', trained = ? WHERE id = ? AND state = 'scored'", (number, turn)
@@ -200,9 +224,14 @@ class Store:
                     raise UserError(f"Turn {turn} is not waiting to be trained on: is another trainer running?")
             self._base.execute(
                 "INSERT INTO versions (number, folder, parent, created, metrics) VALUES (?, ?, ?, ?, ?)",
-                (number, folder, self._active(), time.time(), json.dumps(metrics)),
+                (number, folder, parent, time.time(), json.dumps(metrics)),
             )
-            self._set("active", number)
+            if parent == active:
+                self._set("active", number)
+            else:
+                why = f"version {active} became active while it was trained from version {parent}"
+                self._event("kept", f"version {number} is kept and not served: {why}")
+        return parent == active
 
     def reject(self, turns: Sequence[int], why: str) -> None:
         """Leave turns out for good, with an event that gives the reason."""

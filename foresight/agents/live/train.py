@@ -84,7 +84,7 @@ class Trainer:
         if len(turns) < self.config.batch:
             return None
         metrics = learn.update(self.policy, self.reference, self.optimizer, turns, self.config, self._few())
-        metrics["staleness"] = sum(self.version - turn.version for turn in turns) / len(turns)
+        metrics["staleness"] = sum(self.store.apart(turn.version, self.version) for turn in turns) / len(turns)
         suspects = learn.one_sided([t for t in self.store.turns() if t.score is not None])
         ids = [turn.id for turn in turns]
         if not metrics["turns"]:
@@ -101,8 +101,8 @@ class Trainer:
             if name not in known:
                 self.store.set("one_sided", [*known, name])
                 self.store.event("one-sided", f"session {name} always gives the same score")
-        self._publish(metrics, ids)
-        self._gate()
+        if self._publish(metrics, ids):
+            self._gate()
         return metrics
 
     def _few(self) -> list[Turn]:
@@ -110,7 +110,8 @@ class Trainer:
         start, count = self.version * self.config.batch, min(self.config.batch, len(self.rehearsed))
         return [self.rehearsed[(start + i) % len(self.rehearsed)] for i in range(count)]
 
-    def _publish(self, metrics: dict[str, float], turns: list[int]) -> None:
+    def _publish(self, metrics: dict[str, float], turns: list[int]) -> bool:
+        """Store the weights as a version; returns whether it is active, else loads the one that is."""
         number = 1 + max(version["number"] for version in self.store.versions())
         folder = self.store.folder / VERSIONS / str(number)
         adapters = lora.has(self.policy.module)
@@ -120,12 +121,16 @@ class Trainer:
                 self.policy.module, self.policy.tokenizer, folder, merged=not adapters, base=self.config.model
             )
             save_file(weights, folder / TRAINED)
-            self.store.publish(number, str(folder), metrics, turns)
+            active = self.store.publish(number, str(folder), metrics, turns, self.version)
         except Exception as error:  # each library has its own for a full disk
             shutil.rmtree(folder, ignore_errors=True)
             self._load()
             raise LostError(f"version {number} cannot be written: {type(error).__name__}: {error}") from error
-        self.version = number
+        if active:
+            self.version = number
+        else:
+            self._load()  # rolled back in the meantime
+        return active
 
     def _gate(self) -> None:
         if self.check is None or self.version % self.check_every:

@@ -7,7 +7,7 @@ checkpoints/
     state.json             the State without its tensors, and where each tensor is; what the runtime adds
     network.safetensors    one file for every field that holds tensors
   replay/                  rows of a replay on disk, for all checkpoints: see `chunks`
-  best.json                the step of the best checkpoint so far, which is never deleted
+  best.json                the step and score of the best checkpoint so far, which is never deleted
 ```
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -33,14 +34,19 @@ _NAME = re.compile(r"step-(\d+)")
 
 
 def save(
-    directory: str | Path, state: Any, step: int, keep: int = 3, extra: dict[str, Any] | None = None, best: bool = False
+    directory: str | Path,
+    state: Any,
+    step: int,
+    keep: int = 3,
+    extra: dict[str, Any] | None = None,
+    best: float | None = None,
 ) -> Path:
     """Save `state`, a dataclass, as `directory/step-STEP` and return that path.
 
     Everything is written under a temporary name, synced to the disk and renamed, so that a kill at any
     instant leaves the earlier checkpoints intact. Then all but the `keep` newest and the best are deleted.
     On a full disk all but the newest and the best are deleted first, and the write is retried. `extra` (any
-    tree of plain values and tensors) is returned by `restore`; `best` marks this checkpoint as the best.
+    tree of plain values and tensors) is returned by `restore`; `best`, a score, marks this checkpoint as the best.
 
     Raises UserError if the directory cannot be written or is full; earlier checkpoints are not lost.
     """
@@ -63,8 +69,8 @@ def save(
             path.rename(folder / f".draft-old-{path.name}")
         draft.rename(path)
         _sync(folder)
-        if best:
-            mark_best(folder, step)
+        if best is not None:
+            mark_best(folder, step, best)
         rotate(folder, keep)
         chunks.sweep(folder)
     except OSError as error:
@@ -134,15 +140,17 @@ def latest(directory: str | Path) -> Path | None:
 
 def best(directory: str | Path) -> Path | None:
     """The checkpoint marked as the best, or None."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        step = json.loads((Path(directory) / "best.json").read_text(encoding="utf-8"))["step"]
-        return all_steps(directory).get(step)
-    return None
+    return all_steps(directory).get(_marked(directory).get("step", -1))
 
 
-def mark_best(directory: str | Path, step: int) -> None:
+def best_score(directory: str | Path, default: float) -> float:
+    """The score of the best checkpoint, -inf if none is marked, and `default` for one that was marked without."""
+    return -math.inf if best(directory) is None else float(_marked(directory).get("score", default))
+
+
+def mark_best(directory: str | Path, step: int, score: float) -> None:
     """Mark the checkpoint at `step` as the best; it is kept until another one is marked."""
-    write_atomic(Path(directory) / "best.json", json.dumps({"step": step}) + "\n")
+    write_atomic(Path(directory) / "best.json", json.dumps({"step": step, "score": score}) + "\n")
 
 
 def rotate(directory: str | Path, keep: int) -> None:
@@ -155,13 +163,18 @@ def rotate(directory: str | Path, keep: int) -> None:
 
 
 def set_aside(directory: str | Path, after: int) -> list[Path]:
-    """Rename checkpoints newer than step `after` to `aside-step-...`, so that a run that goes back ignores them."""
+    """Rename checkpoints newer than step `after` to `aside-step-...`, so that a run that goes back ignores them.
+
+    If the best is one of them, none is marked.
+    """
     moved = []
     for step, path in all_steps(directory).items():
         if step > after:
             target = path.with_name(f"aside-{path.name}")
             shutil.rmtree(target, ignore_errors=True)
             moved.append(path.rename(target))
+    if best(directory) is None:
+        (Path(directory) / "best.json").unlink(missing_ok=True)
     return moved
 
 
@@ -204,6 +217,13 @@ def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
     with shards.HashedFile(folder / "manifest.json") as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
     _sync(folder)
+
+
+def _marked(directory: str | Path) -> dict[str, Any]:
+    """The contents of `best.json`; empty if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return dict(json.loads((Path(directory) / "best.json").read_text(encoding="utf-8")))
+    return {}
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -42,7 +42,9 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
     }
     if session.slow:
         session.progress.status("saving")
-    checkpoint.save(session.path / "checkpoints", state, step, session.keep, extra, best)
+    checkpoint.save(
+        session.path / "checkpoints", state, step, session.settings.keep, extra, session.best if best else None
+    )
     session.progress.status("")
     session.saved = step
     took = time.perf_counter() - began
@@ -58,7 +60,7 @@ def use_disk(state: State, folder: Path) -> None:
 
 
 def restore(session: Session, state: State, start: Path) -> None:
-    """Put the checkpoint `start` into `state` and the session, and set newer checkpoints aside."""
+    """Put the checkpoint `start` into `state` and the session."""
     optimizers = [value for value in vars(state).values() if isinstance(value, torch.optim.Optimizer)]
     built = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     extra = checkpoint.restore(start, state, session.device)
@@ -72,7 +74,14 @@ def restore(session: Session, state: State, start: Path) -> None:
     session.baseline, session.best = Evaluation.read(extra["baseline"]), extra["best"]
     session.profile = profile.Profile(extra.get("profile"))
     machine.set_global_rng(extra["rng"])
-    moved = checkpoint.set_aside(session.path / "checkpoints", extra["step"])
+
+
+def go_back(session: Session) -> None:
+    """Set the checkpoints aside that are newer than the restored one; the best may be one of them."""
+    assert session.saved is not None
+    folder = session.path / "checkpoints"
+    moved = checkpoint.set_aside(folder, session.saved)
+    session.best = checkpoint.best_score(folder, session.best)  # newer than the restored one, which may not know it
     if moved:
         session.progress.note(f"newer checkpoints were set aside: {', '.join(path.name for path in moved)}")
 

@@ -130,7 +130,9 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
             raise UserError(f"{name} must be at least 0, not {plain(value)}.")
         if not isinstance(value, int | float):
             continue
-        if (name.endswith("learning_rate") or name in ("steps", "threads", "learning_starts")) and not value >= 0:
+        if (
+            name.endswith("learning_rate") or name in ("steps", "seed", "threads", "learning_starts")
+        ) and not value >= 0:
             raise UserError(f"{name} must be at least 0, not {value}.")
         if samples and not value > 0:
             raise UserError(f"{name} must be {'at least 1' if type(value) is int else 'more than 0'}, not {value}.")

@@ -30,6 +30,8 @@ def resolve(
     ray: str | None = None,
     completer: str | None = None,
     staleness: int | None = None,
+    keep: int = 3,
+    checkpoint_every: float | None = None,
 ) -> Settings:
     """Resolve a run. `given` holds explicit Config fields; `config`, a whole Config, replaces the preset's fields.
 
@@ -37,20 +39,13 @@ def resolve(
     Raises UserError for names that do not exist (algorithm, preset, field), for values of the wrong
     type, and if no environment is chosen.
     """
-    if ray is not None and not actors:
-        raise UserError("--ray is given without --actors. Add --actors N, for example --actors 8.")
-    if actors < 0:
-        raise UserError(f"--actors must be at least 0, not {actors}.")
+    check_options(algorithm, actors, ray, completer, staleness, keep, checkpoint_every)
     if episodes is not None and episodes < 1:
         raise UserError(f"--evaluation-episodes must be at least 1, not {episodes}.")
     if evaluate_every is not None and evaluate_every < 0:
         raise UserError(f"--evaluate-every must be at least 0, not {evaluate_every}.")
     entry = catalog.entry(algorithm)
     declared = kinds.get(entry.kind)
-    if completer is not None and not declared.completer:
-        raise UserError(f"--completer is for text algorithms: {entry.name} is a '{entry.kind}' algorithm.")
-    if staleness is not None and not declared.completer:
-        raise UserError(f"--staleness is for text algorithms: {entry.name} is a '{entry.kind}' algorithm.")
     given = given or {}
     env_option, other_option = ("task", "env") if declared.option == "task" else ("env", "task")
     name, wrong = (task, env) if declared.option == "task" else (env, task)
@@ -111,8 +106,36 @@ def resolve(
         ray=ray,
         completer=completer,
         staleness=staleness,
+        keep=keep,
+        checkpoint_every=checkpoint_every,
         paths=_paths(kinds.get(kind), name, config, {**own, **env_options}),
     )
+
+
+def check_options(
+    algorithm: str,
+    actors: int,
+    ray: str | None,
+    completer: str | None,
+    staleness: int | None,
+    keep: int,
+    checkpoint_every: float | None,
+) -> None:
+    """Raise UserError for options of a run, also of a resumed one, that fit neither its algorithm nor each other."""
+    if ray is not None and not actors:
+        raise UserError("--ray is given without --actors. Add --actors N, for example --actors 8.")
+    if actors < 0:
+        raise UserError(f"--actors must be at least 0, not {actors}.")
+    if keep < 1:
+        raise UserError(f"--keep must be at least 1, not {keep}.")
+    if checkpoint_every is not None and not checkpoint_every >= 0:
+        raise UserError(f"--checkpoint-every must be at least 0, not {checkpoint_every}.")
+    entry = catalog.entry(algorithm)
+    if kinds.get(entry.kind).completer:
+        return
+    for option, value in (("completer", completer), ("staleness", staleness)):
+        if value is not None:
+            raise UserError(f"--{option} is for text algorithms: {entry.name} is a '{entry.kind}' algorithm.")
 
 
 def _applied(

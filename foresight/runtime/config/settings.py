@@ -33,6 +33,8 @@ class Settings:
     # URL of the server that samples for a language model; None: the model itself. No file holds its user and password.
     completer: str | None = None
     staleness: int | None = None  # updates by which samples may lag; None: sampling and training take turns
+    keep: int = 3  # newest checkpoints that are kept
+    checkpoint_every: float | None = None  # seconds between checkpoints; None: 120, or longer if saving is slow
     paths: dict[str, str] = dataclasses.field(default_factory=dict)  # absolute paths of files, by typed name
 
     def typed(self) -> Settings:
@@ -86,6 +88,8 @@ class Settings:
             **({"actors": self.actors, "ray": self.ray} if self.actors else {}),
             **({"completer": self._public(self.completer)} if self.completer else {}),
             **({"staleness": self.staleness} if self.staleness is not None else {}),
+            **({"keep": self.keep} if self.keep != Settings.keep else {}),
+            **({"checkpoint_every": self.checkpoint_every} if self.checkpoint_every is not None else {}),
             **({"paths": self.paths} if self.paths else {}),
             "config": {key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()},
         }
@@ -121,6 +125,10 @@ class Settings:
             parts += ["--completer", self._public(self.completer)]
         if self.staleness is not None:
             parts += ["--staleness", str(self.staleness)]
+        if self.keep != Settings.keep:
+            parts += ["--keep", str(self.keep)]
+        if self.checkpoint_every is not None:
+            parts += ["--checkpoint-every", f"{self.checkpoint_every:g}"]
         for name, value in self.config.items():
             if value != base[name] or name == "seed":
                 parts += config_fields.option(name, value)
@@ -150,6 +158,8 @@ class Settings:
                 ray=document.get("ray"),
                 completer=document.get("completer"),
                 staleness=document.get("staleness"),
+                keep=int(document.get("keep", cls.keep)),
+                checkpoint_every=document.get("checkpoint_every"),
                 paths=dict(document.get("paths") or {}),
             ).relocated(Path(path))
         except (yaml.YAMLError, KeyError, TypeError) as error:

@@ -61,6 +61,8 @@ def reproduce(
     Raises UserError for a name that does not exist.
     """
     rows = chosen(name, only, games)
+    if seeds is not None and seeds < 1:
+        raise UserError(f"--seeds must be at least 1, not {seeds}.")
     if more and missing:
         raise UserError("--missing leaves rows with a result as they are, and --more adds seeds to them: choose one.")
     if out is None and quick:

@@ -158,6 +158,29 @@ def test_staleness_is_bounded(store: Store) -> None:
     assert [t.version for t in store.window(1, 2)] == [3]  # first in, first out
 
 
+def test_staleness_is_counted_along_parents(store: Store) -> None:
+    for number in range(1, 9):
+        store.publish(number, "f", {}, [])
+    store.activate(3)
+    store.publish(9, "f", {}, [])
+    assert [store.apart(version, 9) for version in (9, 3, 2, 8, 77)] == [0, 1, 2, 6, math.inf]
+    for version in (3, 8):
+        one = store.add(turn(version=version, reply=str(version)))
+        store.request("s", conversation("hello", str(version), "next"))
+        store.collect(60)
+        store.scored(one, 1.0)
+    assert [t.version for t in store.window(9, 4)] == [3] and store.counts()["stale"] == 1
+
+
+def test_a_version_that_a_rollback_overtook_is_kept_and_not_served(store: Store) -> None:
+    for number in (1, 2):
+        assert store.publish(number, "f", {}, [], number - 1)
+    store.activate(1)
+    assert not store.publish(3, "f", {}, [], 2)
+    assert store.active() == 1 and store.versions()[-1]["parent"] == 2
+    assert store.events()[-1][1].startswith("version 3 is kept and not served: version 1 became active")
+
+
 def test_scores_that_teach_nothing_are_left_out(store: Store) -> None:
     for number, (value, hint) in enumerate([(0.0, ""), (math.nan, ""), (0.0, "a hint"), (math.nan, "a hint")]):
         one = store.add(turn(reply=str(number)))

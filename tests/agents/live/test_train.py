@@ -154,6 +154,18 @@ def test_a_rollback_is_trained_from(tmp_path: Path, model: str) -> None:
     assert store.active() == 3 and store.versions()[-1]["parent"] == 1
 
 
+def test_a_rollback_during_an_update_is_kept(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, config = begun(tmp_path, model)
+    trainer = train.Trainer(store, config)
+    first, update = weights(trainer), learn.update
+    feed(store, trainer)
+    trainer.step()
+    feed(store, trainer)
+    monkeypatch.setattr(learn, "update", lambda *given: (store.activate(0), update(*given))[1])
+    assert trainer.step() is not None and store.active() == trainer.version == 0 and equal(weights(trainer), first)
+    assert store.versions()[-1]["parent"] == 1 and store.counts()["trained"] == 6
+
+
 @sabotaged_by("foresight.agents.live.train.Trainer._gate", lambda real: lambda self: None)
 def test_a_held_out_check_that_falls_rolls_back_and_pauses(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)

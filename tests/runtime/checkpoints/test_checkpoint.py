@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import errno
 import json
+import math
 import os
 import random
 import resource
@@ -299,13 +300,25 @@ def forge(path: Path, name: str, text: str) -> None:
 
 def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step in range(1, 8):
-        checkpoint.save(tmp_path, Box(step), step * 10, keep=2, best=step == 3)
+        checkpoint.save(tmp_path, Box(step), step * 10, keep=2, best=1.0 if step == 3 else None)
     assert list(checkpoint.all_steps(tmp_path)) == [30, 60, 70]
     assert checkpoint.best(tmp_path) == tmp_path / "step-000000030"
-    checkpoint.mark_best(tmp_path, 60)
+    checkpoint.mark_best(tmp_path, 60, 2.0)
     checkpoint.save(tmp_path, Box(8), 80, keep=2)
     assert list(checkpoint.all_steps(tmp_path)) == [60, 70, 80]
     assert checkpoint.latest(tmp_path) == tmp_path / "step-000000080"
+
+
+def test_a_best_that_is_set_aside_is_marked_no_more(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, Box(step), step, best=1.0 if step == 2 else None)
+    checkpoint.set_aside(tmp_path, 2)
+    assert checkpoint.best(tmp_path) == tmp_path / "step-000000002" and checkpoint.best_score(tmp_path, 0.0) == 1.0
+    checkpoint.set_aside(tmp_path, 1)
+    assert checkpoint.best_score(tmp_path, 0.0) == -math.inf
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "aside-step-000000002", "aside-step-000000003", "step-000000001",
+    ]  # fmt: skip
 
 
 def test_the_same_step_again_replaces(tmp_path: Path) -> None:
@@ -389,7 +402,7 @@ def test_on_a_full_disk_old_checkpoints_make_room(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(checkpoint, "_write", disk)
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, Box(step), step, keep=5, best=step == 1)
+        checkpoint.save(tmp_path, Box(step), step, keep=5, best=1.0 if step == 1 else None)
     checkpoint.save(tmp_path, Box(4), 4, keep=5)
     assert list(checkpoint.all_steps(tmp_path)) == [1, 3, 4]
     box = Box()

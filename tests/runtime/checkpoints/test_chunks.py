@@ -121,7 +121,7 @@ def test_every_checkpoint_is_restored_exactly(tmp_path: Path) -> None:
             replay.interrupt()
             _add(replay, 4 * step, 4 * step + 2)
         kept[step] = copy.deepcopy(replay)
-        checkpoint.save(tmp_path, Holder(replay), step, keep=3, best=step == 2)
+        checkpoint.save(tmp_path, Holder(replay), step, keep=3, best=1.0 if step == 2 else None)
         if step in (3, 7, 11):
             for one, path in checkpoint.all_steps(tmp_path).items():
                 assert _same(_restored(path, tmp_path), kept[one])

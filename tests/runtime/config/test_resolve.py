@@ -58,6 +58,7 @@ def test_counts_of_zero_are_refused(value: int) -> None:
     ("options", "reported"),
     [
         ({"given": {"steps": -5}}, "steps must be at least 0, not -5."),
+        ({"given": {"seed": -1}}, "seed must be at least 0, not -1."),
         ({"given": {"threads": -1}}, "threads must be at least 0, not -1."),
         ({"given": {"learning_starts": -1}}, "learning_starts must be at least 0, not -1."),
         (

@@ -311,7 +311,7 @@ def test_lag_and_lost_unrolls_are_on_the_screen(name: str, tmp_path: Path) -> No
     task = "Pendulum-v1" if name == "sac" else "CartPole-v1"
     for count in (0, 1):
         resolved = resolve.resolve(name, env=task, actors=count)
-        shown = Session(tmp_path, resolved, None, 3, False, False, ()).progress.metrics
+        shown = Session(tmp_path, resolved, False, False, ()).progress.metrics
         assert shown[0] == "return" and len(set(shown)) == len(shown)
         assert {"lag", "dropped_unrolls"} <= set(shown) or not count
     config = ppo.Config(**{**dataclasses.asdict(PPO), "steps": 32})

@@ -64,6 +64,8 @@ def test_every_suite_names_what_exists() -> None:
 def test_mistakes_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Did you mean 'sutton-barto'"):
         reproduce.reproduce("sutton-bartho")
+    with pytest.raises(UserError, match="--seeds must be at least 1, not -1"):
+        reproduce.reproduce("model-free", tmp_path / "out", seeds=-1)
     wrong = tmp_path / "suites.yaml"
     for text, match in (
         ("runs: [{algorithm: ppo, presets: y}]", "a run of 'x' is wrong"),
