@@ -132,6 +132,7 @@ def kill(forks: Any, out: Path, call: str, step: int) -> None:
     """Run `call` in a process and kill it when there is a checkpoint at or after `step`."""
     print(call, file=forks.stdin, flush=True)
     running = int(forks.stdout.readline())
+    assert running > 1, "an earlier process ended with this code"  # 0 would kill the whole process group
     until = time.monotonic() + 120
     while max(checkpoint.all_steps(out / "checkpoints"), default=0) < step:
         assert time.monotonic() < until, "no checkpoint"
