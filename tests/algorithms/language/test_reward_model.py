@@ -67,7 +67,7 @@ def test_a_process_reward_model_scores_the_end_of_every_step():
     same_gradients(caught, scorer.parameters())
 
 
-@sabotaged_by("foresight.planning.reasoning.verifiers.ends", lambda f: lambda text: f(text)[-1:])
+@sabotaged_by("foresight.planning.reasoning.verifiers.ends", lambda f: lambda text, *rest: f(text, *rest)[-1:])
 def test_a_process_reward_model_scores_an_answer_by_its_least_step():
     state = build(reward_model)
     state.scorer.of_steps = True
