@@ -68,18 +68,24 @@ def rate(run: Callable[[], object]) -> float:
 
 
 def ours(rule: Any, **options: Any) -> dict[str, Any]:
-    """Our search with `rule`."""
+    """Our search with `rule`, in one thread, and with a tree in two."""
     import torch
 
     from foresight.planning.search.mcts import search
 
     torch.set_num_threads(THREADS)
 
-    def timed(model: TorchModel) -> float:
+    def timed(model: TorchModel, threads: int) -> float:
         generator, obs = torch.Generator().manual_seed(0), model.weights["obs"]
-        return rate(lambda: search(model, obs, SIMULATIONS, rule, generator=generator, **options))
+        return rate(lambda: search(model, obs, SIMULATIONS, rule, generator=generator, threads=threads, **options))
 
-    return {"rate": timed(TorchModel()), "without_network": timed(StillModel()), "threads": THREADS}
+    return {
+        "rate": timed(TorchModel(), 1),
+        "without_network": timed(StillModel(), 1),
+        "two_threads": timed(TorchModel(), 2),
+        "two_threads_without_network": timed(StillModel(), 2),
+        "threads": THREADS,
+    }
 
 
 def mctx(policy: str, **options: Any) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, tau 0.005, learned temperature, two critics,
 100 random steps at first, one environment. Threads: all cores, the faster choice for both. The first 1,000 steps are
-warm-up; the rest is measured. `return` is the mean over all episodes of training, with exploration. `rate` is of
-updates in the faster precision, `float32_rate` of those in float32, as the peer's are. `share` is the rate as a
-fraction of the machine's float32 limit: the multiplications of an update (policy: two forward passes and one backward;
-critics: targets, values with the gradient of the weights, values with the gradient of the action) divided by the
-fastest of many products of 256x256 by 256x256 matrices.
+warm-up; the rest is measured. `return` is the mean over all episodes of training, with exploration. `bfloat16_rate` is
+of updates in bfloat16 (`--precision`), all else in float32. `share` is the rate as a fraction of the machine's float32
+limit: the multiplications of an update (policy: two forward passes and one backward; critics: targets, values with the
+gradient of the weights, values with the gradient of the action) divided by the fastest of many products of 256x256 by
+256x256 matrices.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def ours() -> dict[str, Any]:
     import torch
 
     peak = limit()
-    rate, reached = timed("auto")
-    float32_rate, float32_return = timed("float32")
+    rate, reached = timed("float32")
+    bfloat16_rate, bfloat16_return = timed("bfloat16")
     return {
         "rate": rate,
         "return": reached,
-        "float32_rate": float32_rate,
-        "float32_return": float32_return,
+        "bfloat16_rate": bfloat16_rate,
+        "bfloat16_return": bfloat16_return,
         "threads": torch.get_num_threads(),
         "share": rate * FLOPS / peak,
-        "float32_share": float32_rate * FLOPS / peak,
+        "bfloat16_share": bfloat16_rate * FLOPS / peak,
         "gflops": peak / 1e9,
     }
 

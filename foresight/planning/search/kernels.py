@@ -13,17 +13,21 @@
 It is inlined into each of them, because numba cannot cache a function that takes another one as an argument: it
 identifies a function by its address, which differs between processes.
 
+Rows are independent, so the functions that end with `_threads` divide them among threads; `divided` looks them up.
+
 Values are stored as float32 and computed as float64 in both, so that both choose the same actions.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
-from numba import njit
+from numba import njit, prange
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
@@ -224,20 +228,20 @@ def _select_gumbel(parameters: Doubles, trees: Trees, b: int, node: int) -> int:
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _descend(select: Callable[[Doubles, Trees, int, int], int], arguments: tuple[Any, ...]) -> None:
-    """Descend in each tree of the batch to the node and the action to expand, and the child: -1 if it is new.
+    """Descend in the trees `first` to `stop` to the node and the action to expand, and the child: -1 if it is new.
 
     They are written to `node_out`, `action_out` and `leaf_out`, and the index of the node's state in the flat memory
     `[N * B]` to `index_out`.
     """
     (
-        parameters, noise, schedule, begun, depth, children, logits, prior, parent, action, visits, value, raw, reward,
-        discount, bounds, node_out, action_out, leaf_out, index_out, scratch,
+        first, stop, scratch, parameters, noise, schedule, begun, depth, children, logits, prior, parent, action,
+        visits, value, raw, reward, discount, bounds, node_out, action_out, leaf_out, index_out,
     ) = arguments  # fmt: skip
     trees = Trees(
         children, logits, prior, visits, value, raw, reward, discount, bounds, noise, schedule, begun, scratch[0],
         scratch[1],
     )  # fmt: skip
-    for b in range(children.shape[0]):
+    for b in range(first, stop):
         node, level = 0, 0
         while True:
             a = select(parameters, trees, b, node)
@@ -259,10 +263,24 @@ def puct(*arguments: Any) -> None:
     _descend(_select_puct, arguments)
 
 
+@njit(cache=True, nogil=True, error_model="numpy", parallel=True)
+def puct_threads(threads: int, rows: int, scratch: Doubles, *arguments: Any) -> None:
+    """`puct` of all rows in `threads` parts; `scratch` `[threads, 2, A]`."""
+    for i in prange(threads):
+        puct(i * rows // threads, (i + 1) * rows // threads, scratch[i], *arguments)
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def uct(*arguments: Any) -> None:
     """`_descend` with `selection.UCT`."""
     _descend(_select_uct, arguments)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", parallel=True)
+def uct_threads(threads: int, rows: int, scratch: Doubles, *arguments: Any) -> None:
+    """`uct` of all rows in `threads` parts; `scratch` `[threads, 2, A]`."""
+    for i in prange(threads):
+        uct(i * rows // threads, (i + 1) * rows // threads, scratch[i], *arguments)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -271,15 +289,26 @@ def gumbel(*arguments: Any) -> None:
     _descend(_select_gumbel, arguments)
 
 
+@njit(cache=True, nogil=True, error_model="numpy", parallel=True)
+def gumbel_threads(threads: int, rows: int, scratch: Doubles, *arguments: Any) -> None:
+    """`gumbel` of all rows in `threads` parts; `scratch` `[threads, 2, A]`."""
+    for i in prange(threads):
+        gumbel(i * rows // threads, (i + 1) * rows // threads, scratch[i], *arguments)
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def expand(
-    slot: int, node_in: Longs, action_in: Longs, leaf_in: Longs, reward_in: Floats, discount_in: Floats,
-    logits_in: Floats, value_in: Floats, children: Ints, logits: Floats, prior: Floats, parent: Ints, action: Ints,
-    visits: Ints, value: Floats, raw: Floats, reward: Floats, discount: Floats, bounds: Floats,
+    first: int, stop: int, slot: int, node_in: Longs, action_in: Longs, leaf_in: Longs, reward_in: Floats,
+    discount_in: Floats, logits_in: Floats, value_in: Floats, children: Ints, logits: Floats, prior: Floats,
+    parent: Ints, action: Ints, visits: Ints, value: Floats, raw: Floats, reward: Floats, discount: Floats,
+    bounds: Floats,
 ) -> int:  # fmt: skip
-    """Write the new nodes, then back up in each row. Returns the first row with a value that is not finite, or -1."""
+    """Write the new nodes of the rows `first` to `stop`, then back up in each.
+
+    Returns the first row with a value that is not finite, or -1.
+    """
     actions = children.shape[2]
-    for b in range(children.shape[0]):
+    for b in range(first, stop):
         leaf = leaf_in[b]
         if leaf < 0:
             leaf = slot
@@ -323,3 +352,31 @@ def expand(
             visits[b, node] += 1
         bounds[b, 0], bounds[b, 1] = low, high
     return -1
+
+
+@njit(cache=True, nogil=True, error_model="numpy", parallel=True)
+def expand_threads(threads: int, rows: int, *arguments: Any) -> int:
+    """`expand` of all rows in `threads` parts."""
+    bad = np.empty(threads, np.int64)
+    for i in prange(threads):
+        bad[i] = expand(i * rows // threads, (i + 1) * rows // threads, *arguments)
+    for i in range(threads):
+        if bad[i] >= 0:
+            return int(bad[i])
+    return -1
+
+
+_THREADS: dict[Any, Callable[..., None]] = {puct: puct_threads, uct: uct_threads, gumbel: gumbel_threads}
+
+
+def divided(
+    descend: Callable[..., None], threads: int, rows: int, actions: int
+) -> tuple[Callable[..., None], Callable[..., int]]:
+    """`descend` and `expand` of all `rows`, in `threads` threads if there is such a version of `descend`."""
+    parts = min(threads, rows, numba.config.NUMBA_NUM_THREADS) if descend in _THREADS else 1
+    scratch = np.empty((parts, 2, actions))
+    if parts <= 1:
+        return functools.partial(descend, 0, rows, scratch[0]), functools.partial(expand, 0, rows)
+    numba.set_num_threads(parts)
+    down = functools.partial(_THREADS[descend], parts, rows, scratch)
+    return down, functools.partial(expand_threads, parts, rows)

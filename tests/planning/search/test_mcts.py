@@ -49,15 +49,15 @@ def mixed_world(seed: int) -> dict[str, Tensor]:
 
 
 def _negated(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The answers of the model in `expand`, with rewards of the other sign."""
-    return tuple(-x if i == 3 else x for i, x in enumerate(arguments))
+    """The arguments of `expand`, with rewards of the other sign."""
+    return tuple(-x if i == 6 else x for i, x in enumerate(arguments))
 
 
 def _louder(original: Any) -> Any:
     return lambda self: (original(self)[0], original(self)[1] * 1.5)
 
 
-@sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda slot, *rest: f(slot, *_negated(rest)))
+@sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda *rest: f(*_negated(rest)))
 @sabotaged_by("foresight.planning.search.selection.PUCT.compiled", _louder)
 @sabotaged_by("foresight.planning.search.selection.UCT.compiled", _louder)
 @sabotaged_by("foresight.planning.search.selection.Gumbel.compiled", _louder)
@@ -81,6 +81,21 @@ def _same_tree(rule: Any, seed: int) -> None:
         assert torch.equal(getattr(one.tree, name)[there], getattr(two.tree, name)[there]), (rule, name)
     assert torch.equal(one.tree.bounds, two.tree.bounds)
     assert torch.equal(one.weights, two.weights) and torch.equal(one.action, two.action)
+
+
+@sabotaged_by(
+    "foresight.planning.search.kernels.expand_threads", lambda f: lambda parts, rows, *x: f(parts, rows - 1, *x)
+)
+def test_threads_grow_the_same_trees() -> None:
+    model, obs = TableModel(mixed_world(3)), torch.tensor([0, 1, 2, 3, 4])
+    one, two = (search(model, obs, 40, PUCT(), generator=seeded(0), threads=n).tree for n in (1, 2))
+    assert torch.equal(one.children, two.children) and torch.equal(one.visits, two.visits)
+    assert torch.equal(one.value, two.value)
+    model.value[4] = torch.nan
+    with pytest.raises(UserError, match="not finite for row"):
+        search(model, obs, 40, PUCT(), threads=2)
+    with pytest.raises(UserError, match="threads must be at least 1"):
+        search(model, obs, 40, PUCT(), threads=0)
 
 
 def ladder() -> dict[str, Any]:
@@ -407,7 +422,7 @@ def test_chance_nodes_are_exact_expectations() -> None:
         torch.testing.assert_close(result.tree.child_values()[:, wanted], model.means()[:, wanted])
 
 
-@sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda slot, *rest: f(slot, *_negated(rest)))
+@sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda *rest: f(*_negated(rest)))
 def test_a_search_through_chance_finds_the_best_actions() -> None:
     """In a random stochastic MDP, solved by sweeps: the search's action is as good as the best one, within 0.05."""
     for seed in range(3):
