@@ -220,9 +220,9 @@ def _forward_large(x: Tensor, layers: Sequence[Layer], activation: str, kind: to
     for i, layer in enumerate(layers):
         if large := _large(layer.weight):
             then = "relu" if i < last and activation == "relu" else "none"
-            x = linear(x.to(kind), layer.weight.to(kind), layer.bias.to(kind), then)
+            x = linear(_as(kind, x), _as(kind, layer.weight), _as(kind, layer.bias), then)
         else:  # into given memory, so that autocast leaves it alone
-            x = torch.addmm(layer.bias, x.float(), layer.weight_t, out=torch.empty(len(x), len(layer.bias)))
+            x = torch.addmm(layer.bias, _as(torch.float32, x), layer.weight_t, out=torch.empty(len(x), len(layer.bias)))
         if i < last:
             if activation == "tanh" and x.dtype == torch.float32:
                 array = x.numpy()
@@ -231,7 +231,7 @@ def _forward_large(x: Tensor, layers: Sequence[Layer], activation: str, kind: to
                 x.tanh_()
             elif not large:
                 x.relu_()
-        x = x.to(kind if i < last else torch.float32)
+        x = _as(kind if i < last else torch.float32, x)
         outputs.append(x)
     return outputs
 
@@ -248,7 +248,7 @@ def _backward_large(
     kind = activations[0].dtype if len(layers) > 1 else torch.float32
     for i in reversed(range(len(layers))):
         if i < len(layers) - 1:  # in place: `grad` is the scratch memory of the layer above
-            grad = grad.to(kind)
+            grad = _as(kind, grad)
             if activation == "tanh":
                 torch.ops.aten.tanh_backward.grad_input(grad, activations[i], grad_input=grad)
             else:
@@ -260,22 +260,27 @@ def _backward_large(
             _product(grad.t(), below, weight, kind)
         if i or inputs:
             if _large(layers[i].weight):
-                grad = linear(grad.to(kind), layers[i].weight_t.to(kind))
+                grad = linear(_as(kind, grad), _as(kind, layers[i].weight_t))
             else:
                 into = _memory(i % 2, below.numel()).view(below.shape) if i else torch.empty(below.shape)
                 grad = _product(grad, layers[i].weight, into)
-    return grad.float()
+    return _as(torch.float32, grad)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
     """`a @ b` into `out` float32; a large one in `kind`, a narrow and small one in numpy, which uses one thread."""
     if a.numel() * b.shape[1] >= LARGE_GRADIENT and ONEDNN:
-        return out.copy_(linear(a.to(kind), b.to(kind).t()))
-    a, b = a.float(), b.float()
+        return out.copy_(linear(_as(kind, a), _as(kind, b).t()))
+    a, b = _as(torch.float32, a), _as(torch.float32, b)
     if min(out.shape) <= FEW_COLUMNS and a.numel() * b.shape[1] <= 2**18:
         np.dot(a.numpy(), b.numpy(), out=out.numpy())
         return out
     return torch.mm(a, b, out=out)
+
+
+def _as(kind: torch.dtype, x: Tensor) -> Tensor:
+    """`x` in `kind`: `Tensor.to` takes a microsecond also where it does nothing."""
+    return x if x.dtype is kind else x.to(kind)
 
 
 def _large(weight: Tensor) -> bool:
