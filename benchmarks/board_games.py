@@ -355,7 +355,7 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
     module, state, game = agent.module, agent.state, agent.env
 
     def policy(network: Any) -> Any:
-        return lambda position: module.drawn(state, network, position)
+        return lambda position: module.sampled(state, network, position)
 
     def meet(what: str, one: Any, other: Any, openings: int = 0) -> dict[str, Any]:
         play = lambda: match.play(game, one, other, games, openings).document()  # noqa: E731

@@ -90,7 +90,7 @@ class ModelTraining:
     threads: int = 1
     """Torch CPU threads."""
     tree_threads: int = 1
-    """Threads of the search tree on a CPU; from about 32 environments on two are faster."""
+    """Threads of the search tree on a CPU; with hundreds of environments two are faster."""
 
 
 def parts(kind: type[Any]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def search(
     - `reuse`: the subtree that `advance` kept of the last search; `simulations` are added to its visits;
     - `backend`: "compiled" (numba, CPU), "tensor" (any device), or "auto": by the device of the model's logits. Equal
       generators give equal trees;
-    - `threads`: of the compiled backend, which divide the rows; from about 32 rows on two are faster. Equal trees.
+    - `threads`: of the compiled backend, which divide the rows; with hundreds of rows two are faster. Equal trees.
 
     With 0 simulations it is the raw policy: weights are the prior, value is the model's.
     Raises UserError for a position without a legal action, a model output that is not finite (with the position), fewer
