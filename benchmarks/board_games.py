@@ -5,11 +5,12 @@ python benchmarks/board_games.py tic_tac_toe muzero            # the same with a
 python benchmarks/board_games.py hex3 gumbel_muzero            # another game that is small enough
 python benchmarks/board_games.py connect_four                  # trains alphazero; matches and mistakes by phase
 python benchmarks/board_games.py connect_four RUN              # the same for a trained run
-python benchmarks/board_games.py alphago hex5                  # trains alphago, then compares its parts
+python benchmarks/board_games.py alphago hex5 --seeds 0 1 2    # trains alphago, then compares its parts
 python benchmarks/board_games.py ladder go9                    # trains alphazero; its checkpoints play each other
 python benchmarks/board_games.py bounds connect_four --steps 50000    # muzero's values by known bounds, by the tree's
 
-`--minutes` ends training early. A measurement that exists is not repeated.
+`--minutes` ends training early. A measurement that exists is not repeated. Of proofs and of AlphaGo's parts, `--more`
+keeps the seeds that the result has, as `foresight reproduce --more` does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import json
 import math
 import shlex
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -152,44 +154,63 @@ def add_network(path: Path, state: Any, folder: Path) -> None:
     checkpoint.save(folder / "checkpoints", small, state.step, keep=1000, extra=extra)
 
 
-def exhausted(name: str, preset: str, seeds: list[int], minutes: float) -> None:
+def kept(label: str, more: bool) -> dict[int, dict[str, Any]]:
+    """What `results/LABEL.json` says of each seed, with `more`."""
+    file = ROOT / "results" / f"{label}.json"
+    if not more or not file.is_file():
+        return {}
+    return {found["seed"]: found for found in json.loads(file.read_text(encoding="utf-8")).get("runs", [])}
+
+
+def exhausted(name: str, preset: str, seeds: list[int], minutes: float, more: bool) -> None:
     """The agent of each seed against every possible opponent: with a long search, the search of training, and none.
 
     At Hex the first player wins with perfect play, so only games in which the agent moves first are counted.
     """
-    from foresight.planning.games import exhaustive, opponents
-    from foresight.runtime.evaluation import match
-
     runs: list[dict[str, Any]] = []
+    known = kept(f"{name}-{preset}", more)
+    sides = ("first",) if preset == "hex3" else ("first", "second")
     for seed in seeds:
-        run = trained(name, preset, seed, minutes)
-        agent = run.load()
-        game, sides = agent.env, {"first": True, **({} if preset == "hex3" else {"second": False})}
-        found: dict[str, Any] = {"seed": seed, "training_seconds": seconds_of(run), "steps": agent.step}
-        counts = {"search": LONG, "as_trained": agent.config.simulations, "policy_alone": 0}
-        for label, simulations in counts.items():
-            player = match.chooser(agent.module, agent.state, simulations=simulations)
-            proofs = {side: exhaustive.play_all_replies(game, player, first)._asdict() for side, first in sides.items()}
-            found[label] = {"simulations": simulations, **proofs}
-        for opponent in ("random", "minimax:9"):
-            player = match.chooser(agent.module, agent.state, simulations=agent.config.simulations)
-            other = opponents.make(opponent, game, seed)
-            played = match.play(game, player, other, 200, seed=seed).document()
-            found[f"as_trained_against_{opponent.replace(':', '_')}"] = played
-        runs.append(found)
-        lost = {label: sum(run[label][side]["lost"] for run in runs for side in sides) for label in counts}
+        runs.append(known[seed] if seed in known else proven(name, preset, seed, minutes))
+        lost = {
+            label: sum(run[label][side]["lost"] for run in runs for side in sides)
+            for label in ("search", "as_trained", "policy_alone")
+        }
+        seconds = [run["training_seconds"] for run in runs]
         document = {
             "seeds": seeds[: len(runs)],
             "simulations": runs[0]["search"]["simulations"],  # of `lost`
             "lost": lost["search"],
             "lost_as_trained": lost["as_trained"],
             "lost_without_search": lost["policy_alone"],
+            "median_training_seconds": statistics.median(seconds),
             "runs": runs,
         }
-        spent = sum(run["training_seconds"] for run in runs)
         title = {"alphazero": "AlphaZero", "muzero": "MuZero", "gumbel_muzero": "Gumbel MuZero"}[name]
-        where = "Hex 3x3, moving first," if preset == "hex3" else game.title
-        write(f"{name}-{preset}", f"{title} at {where} against every possible opponent", document, spent)
+        where = "Hex 3x3, moving first," if preset == "hex3" else "tic-tac-toe"
+        write(f"{name}-{preset}", f"{title} at {where} against every possible opponent", document, sum(seconds))
+
+
+def proven(name: str, preset: str, seed: int, minutes: float) -> dict[str, Any]:
+    """Training of one seed, and every possible game of its agent."""
+    from foresight.planning.games import exhaustive, opponents
+    from foresight.runtime.evaluation import match
+
+    run = trained(name, preset, seed, minutes)
+    agent = run.load()
+    game, sides = agent.env, {"first": True, **({} if preset == "hex3" else {"second": False})}
+    found: dict[str, Any] = {"seed": seed, "training_seconds": seconds_of(run), "steps": agent.step}
+    counts = {"search": LONG, "as_trained": agent.config.simulations, "policy_alone": 0}
+    for label, simulations in counts.items():
+        player = match.chooser(agent.module, agent.state, simulations=simulations)
+        proofs = {side: exhaustive.play_all_replies(game, player, first)._asdict() for side, first in sides.items()}
+        found[label] = {"simulations": simulations, **proofs}
+    for opponent in ("random", "minimax:9"):
+        player = match.chooser(agent.module, agent.state, simulations=agent.config.simulations)
+        other = opponents.make(opponent, game, seed)
+        played = match.play(game, player, other, 200, seed=seed).document()
+        found[f"as_trained_against_{opponent.replace(':', '_')}"] = played
+    return found
 
 
 def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: float, simulations: int | None) -> None:
@@ -344,7 +365,38 @@ def _by(muzero: Any, rule: Any, chooser: Callable[[Any], Any], position: Any) ->
     return chooser(position)
 
 
-def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
+def alphago(preset: str, seeds: list[int], games: int, minutes: float, more: bool) -> None:
+    """The parts of each seed's pipeline; matches are pooled, errors and accuracies are means over the seeds."""
+    label, runs = f"alphago-{preset}-parts", []
+    known = kept(label, more)
+    for seed in seeds:
+        runs.append(known[seed] if seed in known else parts(preset, seed, games, minutes))
+        found = {
+            "steps": runs[0]["steps"],
+            "steps_of_all_stages": runs[0]["steps_of_all_stages"],
+            **{key: pooled([run[key] for run in runs]) for key in runs[0] if key.endswith("_sl")},
+            "accuracy": statistics.fmean(run["accuracy"] for run in runs),
+            "value_error": {
+                per: {which: statistics.fmean(run["value_error"][per][which] for run in runs) for which in errors}
+                for per, errors in runs[0]["value_error"].items()
+            },
+        }
+        seconds = sum(run["training_seconds"] for run in runs)
+        document = {"seeds": seeds[: len(runs)], **found, "runs": runs}
+        write(label, f"The stages of AlphaGo's pipeline, {preset}", document, seconds)
+
+
+def pooled(matches: list[dict[str, Any]]) -> dict[str, Any]:
+    """The games of several matches as one, with the score of each."""
+    from foresight.runtime.evaluation import match
+
+    won, drawn, lost = (sum(one[key] for one in matches) for key in ("won", "drawn", "lost"))
+    together = match.Result((1.0,) * won + (0.5,) * drawn + (0.0,) * lost, ()).document()
+    sides = {key: statistics.fmean(one[key] for one in matches) for key in ("score_first", "score_second")}
+    return {**together, **sides, "scores": [one["score"] for one in matches]}
+
+
+def parts(preset: str, seed: int, games: int, minutes: float) -> dict[str, Any]:
     """ρ vs. σ, the whole search vs. σ, and the value error after training on one or on all positions of a game."""
     import torch
 
@@ -373,10 +425,8 @@ def alphago(preset: str, seed: int, games: int, minutes: float) -> None:
         found[f"{label}_against_sl"] = meet(f"{label}_against_sl", whole, sl)
     state.config = agent.config
     found["value_error"] = once(run, agent.step, "value_error", lambda: value_errors(module, state, torch))
-    seconds = seconds_of(run)
     stages = {"steps": agent.step, "steps_of_all_stages": agent.config.steps}
-    document = {"seeds": [seed], "training_seconds": seconds, **stages, **found}
-    write(f"alphago-{preset}-parts", f"The stages of AlphaGo's pipeline, {preset}", document, seconds)
+    return {"seed": seed, "training_seconds": seconds_of(run), **stages, **found}
 
 
 def value_errors(module: Any, state: Any, torch: Any, steps: int = 600, rows: int = 2000) -> dict[str, Any]:
@@ -421,12 +471,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="maximum minutes of training")
     parser.add_argument("--checkpoints", type=int, default=4, help="number of checkpoints in a ladder")
     parser.add_argument("--simulations", type=int, help="per move (default: 16 in a ladder, else the preset's)")
+    parser.add_argument("--more", action="store_true", help="keep the seeds that the result has")
     parser.add_argument("--matches-only", action="store_true", help="without the mistakes of connect_four")
     arguments = parser.parse_args()
     began = time.perf_counter()
     seed, games, minutes = arguments.seeds[0], arguments.games, arguments.minutes
     if arguments.what in ("tic_tac_toe", "hex3"):
-        exhausted(arguments.name or "alphazero", arguments.what, arguments.seeds, minutes)
+        exhausted(arguments.name or "alphazero", arguments.what, arguments.seeds, minutes, arguments.more)
     elif arguments.what == "connect_four":
         connect_four(arguments.name, games, arguments.matches_only, seed, minutes, arguments.simulations)
     elif arguments.what == "ladder":
@@ -438,7 +489,7 @@ def main() -> None:
     elif arguments.what == "ship":
         ship(arguments.name, "connect_four")
     else:
-        alphago(arguments.name, seed, games, minutes)
+        alphago(arguments.name, arguments.seeds, games, minutes, arguments.more)
     print(f"{time.perf_counter() - began:.0f} s")
 
 
