@@ -46,7 +46,7 @@ for any kind of memory. Tests check each kind across episode boundaries, and tha
 
 | setting of `ppo` | meaning |
 |---|---|
-| `memory` | `gru`, `lstm`, `gtrxl` or `transformer`; by default no memory |
+| `memory` | `gru`, `lstm`, `gtrxl` or `transformer`; by default no memory, and then `backbone` is `shared` |
 | `memory_size`, `memory_layers` | width and depth |
 | `memory_heads`, `memory_window` | heads and window of the attention; not used by recurrent nets |
 | `backbone` | `shared`: one trunk for actor and critic; `separate`: one each; `actor`, `critic`: memory in one only |

@@ -27,27 +27,36 @@ def ours() -> dict[str, Any]:
     """This library's `dqn.train`, as a user runs it."""
     import torch
 
+    peak = limit()
+    rate, reached = timed("auto")
+    float32_rate, float32_return = timed("float32")
+    return {
+        "rate": rate,
+        "return": reached,
+        "float32_rate": float32_rate,
+        "float32_return": float32_return,
+        "threads": torch.get_num_threads(),
+        "share": rate * FLOPS / peak,
+        "float32_share": float32_rate * FLOPS / peak,
+        "gflops": peak / 1e9,
+    }
+
+
+def timed(precision: str) -> tuple[float, float]:
+    """Steps per second and the return of one run."""
     from foresight.algorithms.value import dqn
     from foresight.envs.make import make
 
     config = dqn.Config(
         steps=STEPS, learning_rate=1e-3, batch_size=BATCH, replay_size=100_000, learning_starts=500, train_every=1,
-        target_every=500, epsilon_fraction=0.25, epsilon_end=0.05, hidden=(WIDTH, WIDTH),
+        target_every=500, epsilon_fraction=0.25, epsilon_end=0.05, hidden=(WIDTH, WIDTH), precision=precision,
     )  # fmt: skip
     env = make("CartPole-v1", num_envs=1)
     begun, metrics = 0.0, {}
     for step, metrics, _ in dqn.train(config, env):  # noqa: B007
         if step == WARM:
             begun = time.perf_counter()
-    rate = (STEPS - WARM) / (time.perf_counter() - begun)
-    peak = limit()
-    return {
-        "rate": rate,
-        "return": metrics["return"],
-        "threads": torch.get_num_threads(),
-        "share": rate * FLOPS / peak,
-        "gflops": peak / 1e9,
-    }
+    return (STEPS - WARM) / (time.perf_counter() - begun), metrics["return"]
 
 
 def peer() -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, tau 0.005, learned temperature, two critics,
 100 random steps at first, one environment. Threads: all cores, the faster choice for both. The first 1,000 steps are
-warm-up; the rest is measured. `return` is the mean over all episodes of training, with exploration. `share` is the rate
-as a fraction of the machine's float32 limit: the multiplications of an update (policy: two forward passes and one
-backward; critics: targets, values with the gradient of the weights, values with the gradient of the action) divided by
-the fastest of many products of 256x256 by 256x256 matrices.
+warm-up; the rest is measured. `return` is the mean over all episodes of training, with exploration. `rate` is of
+updates in the faster precision, `float32_rate` of those in float32, as the peer's are. `share` is the rate as a
+fraction of the machine's float32 limit: the multiplications of an update (policy: two forward passes and one backward;
+critics: targets, values with the gradient of the weights, values with the gradient of the action) divided by the
+fastest of many products of 256x256 by 256x256 matrices.
 """
 
 from __future__ import annotations
@@ -28,24 +29,35 @@ def ours() -> dict[str, Any]:
     """This library's `sac.train`, as a user runs it."""
     import torch
 
+    peak = limit()
+    rate, reached = timed("auto")
+    float32_rate, float32_return = timed("float32")
+    return {
+        "rate": rate,
+        "return": reached,
+        "float32_rate": float32_rate,
+        "float32_return": float32_return,
+        "threads": torch.get_num_threads(),
+        "share": rate * FLOPS / peak,
+        "float32_share": float32_rate * FLOPS / peak,
+        "gflops": peak / 1e9,
+    }
+
+
+def timed(precision: str) -> tuple[float, float]:
+    """Steps per second and the return of one run."""
     from foresight.algorithms.policy import sac
     from foresight.envs.make import make
 
-    config = sac.Config(steps=STEPS, learning_rate=1e-3, learning_starts=100, hidden=(WIDTH, WIDTH))
+    config = sac.Config(
+        steps=STEPS, learning_rate=1e-3, learning_starts=100, hidden=(WIDTH, WIDTH), precision=precision
+    )
     env = make("Pendulum-v1", num_envs=1)
     begun, metrics = 0.0, {}
     for step, metrics, _ in sac.train(config, env):  # noqa: B007
         if step == WARM:
             begun = time.perf_counter()
-    rate = (STEPS - WARM) / (time.perf_counter() - begun)
-    peak = limit()
-    return {
-        "rate": rate,
-        "return": metrics["return"],
-        "threads": torch.get_num_threads(),
-        "share": rate * FLOPS / peak,
-        "gflops": peak / 1e9,
-    }
+    return (STEPS - WARM) / (time.perf_counter() - begun), metrics["return"]
 
 
 def peer() -> dict[str, Any]:

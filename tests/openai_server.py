@@ -23,11 +23,19 @@ class Stub:
     """What the server does and has seen. `faults` are taken one by one by the requests for completions that come in:
 
     a number is an HTTP status, "cut" ends the connection in the middle of an answer, "dead" ends it at once,
-    "silent" sends nothing for a second, None is no fault. `always` is a fault of all that follow.
+    "silent" sends nothing for a second, None is no fault. `always` is a fault of all that follow. With `strips`, stop
+    texts are left out of texts; with `reports`, this field of a row is what ended it.
     """
 
-    def __init__(self, model: LanguageModel, form: str = "token_ids", reloads: bool = True) -> None:
-        self.model, self.form, self.reloads = model, form, reloads
+    def __init__(
+        self,
+        model: LanguageModel,
+        form: str = "token_ids",
+        reloads: bool = True,
+        strips: bool = False,
+        reports: str = "",
+    ) -> None:
+        self.model, self.form, self.reloads, self.strips, self.reports = model, form, reloads, strips, reports
         self.requests: list[dict[str, Any]] = []
         self.loaded: list[str] = []
         self.faults: list[Any] = []
@@ -53,7 +61,12 @@ class Stub:
             n = int(batch.length[0, i])
             tokens, logprobs = batch.completion[0, i, :n].tolist(), batch.model_logprob[0, i, :n].tolist()
             reason = "stop" if batch.stopped[0, i] else "length"
-            row = {"index": i, "text": self.model.decode(tokens), "finish_reason": reason}
+            text, stops = self.model.decode(tokens), body.get("stop", ())
+            stop = next((stop for stop in stops if text.endswith(stop)), "")
+            row: dict[str, Any] = {"index": i, "finish_reason": reason}
+            row["text"] = text.removesuffix(stop) if self.strips else text
+            if self.reports:
+                row[self.reports] = stop or {"stop_reason": None, "matched_stop": tokens[-1]}[self.reports]
             choices.append(row | self.reported(tokens, logprobs))
         return {"choices": choices[::-1]}  # the order is that of the index
 

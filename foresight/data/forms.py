@@ -6,7 +6,7 @@
 | demonstration | `prompt` and `completion`; or `messages` that end with the assistant's |
 | labeled | a demonstration, and `label`: true if it is good, false if it is bad |
 | preference | `prompt`, `chosen`, `rejected`, optionally `margin`; or `chosen` and `rejected` with a shared prefix |
-| stepwise | `prompt`, `completions` (the steps) and `labels` (whether each is right) |
+| stepwise | `prompt`, `completions` (the steps), `labels` (whether each is right), optionally `delimiter` |
 
 Each is plain (strings) or conversational (lists of `{"role", "content"}`). Conversations may be ShareGPT's, too (the
 column `conversations` of `{"from", "value"}`), and messages of the assistant may have `tool_calls`; the column `tools`
@@ -265,6 +265,8 @@ def _stepwise(row: dict[str, Any], place: str) -> dict[str, Any]:
         raise UserError(f"{place}: 'completions' must be a list of steps, each a non-empty string.")
     if not isinstance(labels, list) or len(labels) != len(steps) or not all(x in (0, 1) for x in labels):
         raise UserError(f"{place}: 'labels' must be true or false for each of the {len(steps)} steps.")
+    if not isinstance(between := row.get("delimiter"), str | None) or between == "":
+        raise UserError(f"{place}: 'delimiter' must be the text between two steps, but is {between!r}.")
     return {"prompt": _prompt(row, place), "completions": steps, "labels": [bool(x) for x in labels]}
 
 

@@ -338,11 +338,13 @@ class Replay:
 def shared_replay(rows: int, envs: int, n_steps: int = 1) -> Replay:
     """A `Replay` of `rows` steps in all, divided equally between `envs` environments.
 
-    Raises UserError if that is too small for transitions of `n_steps` steps.
+    Raises UserError if that is too small for transitions of `n_steps` steps, or sequences of as many and one more.
     """
     part = rows // envs
     if part <= n_steps + 1:
-        raise UserError(f"replay_size {rows} is too small: {part} steps per environment, for transitions of {n_steps}.")
+        raise UserError(
+            f"replay_size {rows} is too small: {part} steps per environment, but a batch needs more than {n_steps + 1}."
+        )
     return Replay(part)
 
 

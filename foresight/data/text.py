@@ -90,6 +90,12 @@ class TokenBatch:
         """
         return (~self.mask).byte().argsort(dim=-1, stable=True)
 
+    def longest_turn(self) -> Tensor:
+        """`[P, G]`: sampled tokens of the longest turn of a conversation; of any other completion, its length."""
+        count = self.mask.long().cumsum(-1)
+        before = count.masked_fill(self.mask, 0).cummax(-1).values  # sampled tokens of the turns that have ended
+        return (count - before).amax(-1)
+
     def scored(self, rewards: Tensor, whole: bool = False) -> Tensor:
         """`[P, G, T]`, true on sampled tokens of completions whose reward `[P, G]` is not NaN (unscorable).
 

@@ -234,6 +234,11 @@ def policy_trunk(state: SoftState) -> memory.Trunk:
     return state.critics.trunk if state.actor.trunk is None else state.actor.trunk
 
 
+def reach(config: SoftConfig) -> int:
+    """The steps after its first that each draw of `sample` needs: `n_steps`, or with a memory those of a sequence."""
+    return config.n_steps if config.memory is None else config.burn_in + config.sequence_length
+
+
 def sample(state: SoftState) -> Transitions | Trajectory:
     """A batch from a State's replay: `batch_size` transitions, or with a memory sequences with as many steps in total.
 
@@ -243,8 +248,8 @@ def sample(state: SoftState) -> Transitions | Trajectory:
     if config.memory is None:
         rows = state.replay.transitions(config.batch_size, config.gamma, config.n_steps, state.sampler, passed=True)
         return rows.to(device)
-    count, length = max(1, config.batch_size // config.sequence_length), config.burn_in + config.sequence_length + 1
-    sequences = state.replay.sample(count, length, state.sampler)
+    count = max(1, config.batch_size // config.sequence_length)
+    sequences = state.replay.sample(count, reach(config) + 1, state.sampler)
     return sequences.map(lambda x: x.to(device))
 
 

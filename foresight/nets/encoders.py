@@ -206,12 +206,16 @@ def separate_body(
     images: str = "nature",
     twice: bool = False,
 ) -> SeparateNetworks:
-    """As `actor_critic_body`, but policy and value share nothing, not even on pixels. `twice`: see `StackedMLP`."""
-    policy, value = (
-        actor_critic_body(space, (output,), (gain,), hidden, activation, images, twice=twice)
-        for output, gain in zip(outputs, gains, strict=True)
+    """As `actor_critic_body`, but policy and value share nothing, not even on pixels. `twice`: see `StackedMLP`.
+
+    A single value has no action to score: where observations have `action_features`, it reads them all as one vector.
+    """
+    policy = actor_critic_body(space, outputs[:1], gains[:1], hidden, activation, images, twice=twice)
+    if has_action_features(space) and outputs[1] == 1:
+        return SeparateNetworks(policy, SharedTrunk(encoder(space, hidden, activation), outputs[1:], gains[1:]))
+    return SeparateNetworks(
+        policy, actor_critic_body(space, outputs[1:], gains[1:], hidden, activation, images, twice=twice)
     )
-    return SeparateNetworks(policy, value)
 
 
 def normalizer(space: gs.Space[Any]) -> ObsNormalizer:

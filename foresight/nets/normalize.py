@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,11 @@ class RewardScaler(nn.Module):
         """Scaled rewards, the shape and dtype of `reward`."""
         scale = (self.moments.variance + self.epsilon).rsqrt()
         return (reward * scale).clamp_(-self.clip, self.clip).to(reward.dtype)
+
+
+def reward_scaler(config: Any, device: str | torch.device) -> RewardScaler | None:
+    """The scaler that the `normalize_reward` of `config` asks for, on `device`; None without it."""
+    return RewardScaler(config.num_envs, config.gamma).to(device) if config.normalize_reward else None
 
 
 def scaled(scaler: RewardScaler | None, batch: Trajectory) -> Tensor:

@@ -2,7 +2,8 @@
 
 On a CPU a layer of 64x64 takes less time than its call. `StackedMLP` therefore keeps all weights in one flat
 parameter (the optimizer and the gradient clip see one tensor), and is a single autograd node of any depth. What it
-computes is `plain`; `ops.fused_mlp` is its fast twin.
+computes is `plain`; `ops.fused_mlp` is its fast twin. Under autocast to bfloat16 large layers compute in it, and small
+ones, which are no faster in it, in float32.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class StackedMLP(nn.Module):
             return None
         layers = self._layers()
         with torch.no_grad():
-            activations = [fused_mlp.forward(x, mlp, self.activation) for mlp in layers]
+            activations = [fused_mlp.forward(x, mlp, self.activation, _kind()) for mlp in layers]
 
         def back(grads: Sequence[Tensor]) -> None:
             result, places = self._gradient()
@@ -108,12 +109,12 @@ class StackedMLP(nn.Module):
             return [y.view(*shape, y.shape[-1]) for y in self._run(x.reshape(-1, x.shape[-1]), chosen, frozen)]
         if not self._fast(x) or (self._twice and torch.is_grad_enabled()):
             parts = _split(self.flat.detach() if frozen else self.flat, self.sizes)
-            return [plain(x, parts[i], self.activation) for i in chosen]
+            return [plain(x, parts[i], self.activation).to(self.flat.dtype) for i in chosen]
         layers = self._layers()
         if not torch.is_grad_enabled():
             if x.shape[0] <= FEW_ROWS:
                 return [fused_mlp.outputs(x, layers[i], self.activation) for i in chosen]
-            return [fused_mlp.forward(x, layers[i], self.activation)[-1] for i in chosen]
+            return [fused_mlp.forward(x, layers[i], self.activation, _kind())[-1] for i in chosen]
         weights = self.flat.detach() if frozen else self.flat
         return _Node.apply(x, weights, self, layers, chosen)  # type: ignore[no-untyped-call]  # torch's
 
@@ -125,7 +126,7 @@ class StackedMLP(nn.Module):
             and x.is_cpu
             and flat.is_cpu
             and x.dtype == flat.dtype == torch.float32
-            and not torch.is_autocast_enabled("cpu")
+            and (not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16)
         )
 
     def _layers(self) -> list[Member]:
@@ -152,7 +153,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, flat: Tensor, module: StackedMLP, layers: Any, chosen: Any) -> tuple[Tensor, ...]:
         ctx.module, ctx.layers, ctx.chosen = module, layers, chosen
-        activations = [fused_mlp.forward(x, layers[i], module.activation) for i in chosen]
+        activations = [fused_mlp.forward(x, layers[i], module.activation, _kind()) for i in chosen]
         outputs = tuple(a.pop() for a in activations)  # an output kept here would keep its own graph alive
         ctx.activations = activations
         ctx.save_for_backward(x, flat)
@@ -174,6 +175,11 @@ class _Node(torch.autograd.Function):
             if inputs:  # otherwise `grad` is that of a hidden layer's output
                 into = grad if into is None else into + grad
         return into, result.clone() if weights else None, None, None, None
+
+
+def _kind() -> torch.dtype:
+    """The dtype of products in this context."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
 
 
 def _split(flat: Tensor, mlps: Sequence[Sequence[int]]) -> list[list[tuple[Tensor, Tensor]]]:

@@ -2,7 +2,8 @@
 
 On a CPU a layer of 64x64 takes less time than its call, so a pass of a small MLP is one compiled loop: products by
 BLAS, in one thread, and between them biases and activations, which vectorize. Large layers run on oneDNN, through the
-operator of torch's compiled graphs: on some processors it takes half the time of `torch.mm`.
+operator of torch's compiled graphs: on some processors it takes half the time of `torch.mm`. They can compute in
+bfloat16, with sums in float32, as under autocast: hidden outputs and their gradients are then kept in it.
 """
 
 from __future__ import annotations
@@ -75,12 +76,15 @@ def outputs(x: Tensor, mlp: Member, activation: str) -> Tensor:
     return _compiled(x, mlp, activation, x.shape[0])[1]
 
 
-def forward(x: Tensor, mlp: Member, activation: str) -> list[Tensor]:
-    """What `backward` needs of a pass over rows `[N, inputs]`, and last its outputs `[N, outputs]`.
+def forward(x: Tensor, mlp: Member, activation: str, kind: torch.dtype = torch.float32) -> list[Tensor]:
+    """What `backward` needs of a pass over rows `[N, inputs]`, and last its outputs `[N, outputs]`, float32.
 
-    A row's bits do not depend on the other rows.
+    `kind`: the dtype of products with large layers, float32 or bfloat16. In float32 a row's bits do not depend on the
+    other rows.
     """
-    return _forward_large(x, mlp.layers, activation) if mlp.large else _compiled(x, mlp, activation, BLOCK)
+    if mlp.large:
+        return _forward_large(x, mlp.layers, activation, kind)
+    return _compiled(x, mlp, activation, BLOCK)
 
 
 def backward(
@@ -92,7 +96,10 @@ def backward(
     activation: str,
     inputs: bool,
 ) -> Tensor:
-    """Write the gradient of one MLP's weights to `place`, if given; return that of its inputs if `inputs`."""
+    """Write the gradient of one MLP's weights to `place`, if given; return that of its inputs if `inputs`.
+
+    Products have the dtype that they had in `forward`.
+    """
     if mlp.large:
         return _backward_large(grad, x, activations, mlp.layers, place and place.layers, activation, inputs)
     one_thread()
@@ -207,20 +214,24 @@ def _tanh(x: np.float32) -> Any:
     return np.float32(1) - np.float32(2) / (fast_exp(np.float32(2) * x) + np.float32(1))
 
 
-def _forward_large(x: Tensor, layers: Sequence[Layer], activation: str) -> list[Tensor]:
-    """The output of every layer."""
+def _forward_large(x: Tensor, layers: Sequence[Layer], activation: str, kind: torch.dtype) -> list[Tensor]:
+    """The output of every layer: of hidden ones in `kind`, of the last one in float32."""
     outputs, last = [], len(layers) - 1
     for i, layer in enumerate(layers):
         if large := _large(layer.weight):
-            x = linear(x, layer.weight, layer.bias, "relu" if i < last and activation == "relu" else "none")
-        else:
-            x = torch.addmm(layer.bias, x, layer.weight_t)
+            then = "relu" if i < last and activation == "relu" else "none"
+            x = linear(x.to(kind), layer.weight.to(kind), layer.bias.to(kind), then)
+        else:  # into given memory, so that autocast leaves it alone
+            x = torch.addmm(layer.bias, x.float(), layer.weight_t, out=torch.empty(len(x), len(layer.bias)))
         if i < last:
-            if activation == "tanh":
+            if activation == "tanh" and x.dtype == torch.float32:
                 array = x.numpy()
                 np.tanh(array, out=array)
+            elif activation == "tanh":
+                x.tanh_()
             elif not large:
                 x.relu_()
+        x = x.to(kind if i < last else torch.float32)
         outputs.append(x)
     return outputs
 
@@ -234,8 +245,10 @@ def _backward_large(
     activation: str,
     inputs: bool,
 ) -> Tensor:
+    kind = activations[0].dtype if len(layers) > 1 else torch.float32
     for i in reversed(range(len(layers))):
         if i < len(layers) - 1:  # in place: `grad` is the scratch memory of the layer above
+            grad = grad.to(kind)
             if activation == "tanh":
                 torch.ops.aten.tanh_backward.grad_input(grad, activations[i], grad_input=grad)
             else:
@@ -243,24 +256,25 @@ def _backward_large(
         below = activations[i - 1] if i else x
         if places is not None:
             weight, bias = places[i]
-            torch.sum(grad, 0, out=bias)
-            _product(grad.t(), below, weight)
+            torch.sum(grad, 0, dtype=torch.float32, out=bias)
+            _product(grad.t(), below, weight, kind)
         if i or inputs:
             if _large(layers[i].weight):
-                grad = linear(grad, layers[i].weight_t)
+                grad = linear(grad.to(kind), layers[i].weight_t.to(kind))
             else:
-                into = _memory(i % 2, below.numel()).view(below.shape) if i else torch.empty_like(below)
+                into = _memory(i % 2, below.numel()).view(below.shape) if i else torch.empty(below.shape)
                 grad = _product(grad, layers[i].weight, into)
-    return grad
+    return grad.float()
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """`a @ b`, in numpy if narrow and small (numpy then uses one thread)."""
+def _product(a: Tensor, b: Tensor, out: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
+    """`a @ b` into `out` float32; a large one in `kind`, a narrow and small one in numpy, which uses one thread."""
+    if a.numel() * b.shape[1] >= LARGE_GRADIENT and ONEDNN:
+        return out.copy_(linear(a.to(kind), b.to(kind).t()))
+    a, b = a.float(), b.float()
     if min(out.shape) <= FEW_COLUMNS and a.numel() * b.shape[1] <= 2**18:
         np.dot(a.numpy(), b.numpy(), out=out.numpy())
         return out
-    if a.numel() * b.shape[1] >= LARGE_GRADIENT and ONEDNN:
-        return out.copy_(linear(a, b.t()))
     return torch.mm(a, b, out=out)
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
+from foresight.nets.language.pretrained import GENERATION
 from foresight.runtime import catalog
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.config.settings import Settings
 
 PACKAGED = {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "license": "apache-2.0"}  # of the model "smollm2"
-# The text that a reward model reads (`training.corpus.encode`), as code that needs only transformers.
+# The text that a reward model reads (`nets.language.completion.encode`), as code that needs only transformers.
 _PLAIN = """
 def written(question, answer):
     return question + answer + tokenizer.eos_token
@@ -26,7 +27,9 @@ def written(question, answer):
     asked = [{"role": "user", "content": question}]
     opened = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
     whole = tokenizer.apply_chat_template([*asked, {"role": "assistant", "content": answer}], tokenize=False)
-    return opened + whole[len(opened) :].split(tokenizer.eos_token)[0] + tokenizer.eos_token
+    reply = whole[len(opened) :]
+    ends = [reply.index(end) + len(end) for end in ENDS if end in reply]
+    return opened + (reply[: min(ends)] if ends else reply + tokenizer.eos_token)
 """
 _ASK = """
 import torch
@@ -215,11 +218,15 @@ def scoring(folder: Path) -> str:
     from foresight.nets.language import decoder  # noqa: F401  registers our decoder with transformers
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    code = _ASK.replace("WRITTEN", (_PLAIN if tokenizer.chat_template is None else _TURNS).strip())
+    written = _PLAIN if tokenizer.chat_template is None else _TURNS
+    written = written.replace("ENDS", json.dumps(_ends(folder, tokenizer)))
+    code = _ASK.replace("WRITTEN", written.strip())
     code = code.replace("SPECIAL", "" if tokenizer.chat_template is None else ", add_special_tokens=False")
     if json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"].startswith("foresight"):
         code = "import foresight.nets.language.decoder  # registers the decoder with transformers\n" + code
-    shown = _written(tokenizer, "What is 1+1?", "2")
+    names: dict[str, Any] = {"tokenizer": tokenizer}
+    exec(written, names)
+    shown = names["written"]("What is 1+1?", "2")
     return f"""
 ## How to score
 
@@ -237,11 +244,12 @@ Higher is better; only the differences between answers to one question mean some
 """
 
 
-def _written(tokenizer: Any, question: str, answer: str) -> str:
-    """The result of `written` in the card."""
-    names: dict[str, Any] = {"tokenizer": tokenizer}
-    exec(_PLAIN if tokenizer.chat_template is None else _TURNS, names)
-    return str(names["written"](question, answer))
+def _ends(folder: Path, tokenizer: Any) -> list[str]:
+    """The texts that end an answer: those of the model's generation config and the tokenizer's own."""
+    file = folder / GENERATION
+    found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    ids = {*(found if isinstance(found, list) else [found]), tokenizer.eos_token_id} - {None}
+    return [tokenizer.decode([token]) for token in sorted(ids)]
 
 
 def base(model: str) -> dict[str, str]:

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,11 @@ from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.dataset import dataset
 from foresight.envs.text.task import Example, Prompt, TextTask
 from foresight.errors import UserError
+from foresight.nets.language.completion import Answer
+from foresight.nets.language.completion import encode as encode
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.scorer import completing
-from foresight.nets.language.tokenizer import apply_chat_template
 
-Answer = str | dict[str, Any]  # a text, or a message of the assistant, which may call tools
 Answers = Callable[[Example], Sequence[Answer]]
 
 
@@ -199,77 +198,24 @@ def _check_some(kept: Corpus, rows: Sequence[Example], limit: int) -> None:
         raise UserError(f"All {len(rows)} rows are longer than {limit} tokens: raise max_tokens or shorten them.")
 
 
-def encode(
-    policy: LanguageModel, prompt: Prompt, completion: Answer, tools: Sequence[Any] | None = None
-) -> tuple[list[int], list[int]]:
-    """Ids of a prompt, exactly as the sampler gets it, and of a completion with its end token.
-
-    The completion is a text or an assistant message, which may call tools. Raises UserError if the chat template
-    renders the prompt differently when an answer follows, or leaves a tool call out.
-    """
-    reply: dict[str, Any] = {"role": "assistant", "content": completion}
-    if not isinstance(completion, str):
-        reply = completion
-    tokenizer, head = policy.tokenizer, policy.encode(prompt, tools)
-    if tokenizer.chat_template is None:
-        before = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-        if reply.get("tool_calls"):
-            raise UserError("The model has no chat template, so it cannot call tools: choose a model with one.")
-        text = before + reply["content"]
-        whole = list(tokenizer.encode(text))
-    else:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        answered = [*messages, reply]
-        whole = list(apply_chat_template(tokenizer, answered, tools, return_dict=False))
-        if whole[: len(head)] != head:
-            before = apply_chat_template(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
-            text = apply_chat_template(tokenizer, answered, tools, tokenize=False)
-            if not text.startswith(before):
-                raise UserError(
-                    "The chat template renders the prompt differently when an answer follows (it drops the generation "
-                    "prompt or rewrites earlier turns), so training and sampling would see different prompts: use a "
-                    "template that only appends."
-                )
-    if whole[: len(head)] != head:  # tokens merge across the boundary (spaces, newlines), as sampled ones cannot
-        whole = head + _continuation(tokenizer, head, text[len(before) :])
-    tail = whole[len(head) :]
-    names = [call["function"]["name"] for call in reply.get("tool_calls", ())]
-    if missing := [name for name in names if name not in tokenizer.decode(tail)]:
-        raise UserError(
-            f"The chat template of the model leaves out the call of '{missing[0]}': choose a model whose template "
-            "renders tool_calls."
-        )
-    ends = [i for i, token in enumerate(tail) if token in policy.stop_ids]
-    if ends:
-        return head, tail[: ends[0] + 1]  # what a template adds after the end is never sampled
-    return head, [*tail, *policy.stop_ids[:1]] if tokenizer.eos_token_id is None else [*tail, tokenizer.eos_token_id]
-
-
-def _continuation(tokenizer: Any, head: list[int], text: str) -> list[int]:
-    """Ids of a text that continues `head`: without the BOS token or space that some tokenizers put before a text."""
-
-    def ids(words: str) -> list[int]:
-        return list(tokenizer.encode(words, add_special_tokens=False))
-
-    end, read = tokenizer.eos_token, str(tokenizer.decode(head)) + text
-    after = [] if end is None else ids(end + text)[1:]
-    candidates = [ids(text), after, ids(text.removeprefix(" "))]
-    return next((one for one in candidates if tokenizer.decode(head + one) == read), candidates[0])
+def delimiter(row: Example) -> str:
+    """The text between two steps of an answer with labeled steps: a line break, or the column `delimiter`."""
+    return str(row.columns.get("delimiter") or "\n")
 
 
 def step_ends(policy: LanguageModel, batch: TokenBatch, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Where the steps of answers end and whether each is right: `ends` (bool) and `labels` `[P, T]`.
 
-    Each step is on its own line; it ends at the last token that contains a part of it.
+    A step ends at the last token that contains a part of it, before the `delimiter`.
     """
     ends = torch.zeros(len(rows), batch.completion.shape[-1], dtype=torch.bool)
     labels = torch.zeros(ends.shape)
     for p, row in enumerate(rows):
         ids = batch.completion[p, 0, : batch.length[p, 0]].tolist()
-        first = str(row.columns["completions"][0])
+        first, between = str(row.columns["completions"][0]), len(delimiter(row))
         leading = len(first) - len(first.lstrip())  # a template may strip it, and may add text before the step
-        before = max(policy.decode(ids).find(first.strip()), 0) - leading - 1
-        written = itertools.accumulate((len(step) + 1 for step in row.columns["completions"]), initial=before)
+        before = max(policy.decode(ids).find(first.strip()), 0) - leading - between
+        written = itertools.accumulate((len(step) + between for step in row.columns["completions"]), initial=before)
         places = completing(policy, ids, list(written)[1:])
         for end, right in zip(places, row.columns["labels"], strict=True):
             ends[p, end], labels[p, end] = True, float(right)

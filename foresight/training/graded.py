@@ -94,12 +94,13 @@ def demonstrations(found: Graded, most: int, least: float) -> list[dict[str, Any
 def steps(found: Graded, task: TextTask, most: int) -> list[dict[str, Any]]:
     """Up to `most` different answers per prompt with their steps, each labeled by the task's exact verifier.
 
-    Truncated answers are left out. Rows have prompt, completions (the steps) and labels; a step after a wrong one is
-    wrong. Raises UserError if the task has no verifier.
+    Truncated answers are left out. Rows have prompt, completions (the steps) and labels, and the task's delimiter if it
+    is no line break; a step after a wrong one is wrong. Raises UserError if the task has no verifier.
     """
     if task.verifier is None:
         raise UserError(f"The steps of '{task.name}' cannot be labeled: it has no exact verifier. Use --task chains.")
     rows, size = list[dict[str, Any]](), found.rewards.shape[1]
+    between = {} if task.delimiter == "\n" else {"delimiter": task.delimiter}
     for p, example in enumerate(found.examples):
         answers = dict.fromkeys(
             a
@@ -112,7 +113,8 @@ def steps(found: Graded, task: TextTask, most: int) -> list[dict[str, Any]]:
                 continue
             texts = [task.delimiter.join(parts[: i + 1]) + task.delimiter for i in range(len(parts) - 1)]
             labels = task.verifier([example] * len(parts), [*texts, task.delimiter.join(parts)])
-            rows.append({"prompt": example.prompt, "completions": parts, "labels": [label >= 1 for label in labels]})
+            right = [label >= 1 for label in labels]
+            rows.append({"prompt": example.prompt, "completions": parts, "labels": right, **between})
     return rows
 
 

@@ -242,7 +242,7 @@ def descend(
     for _ in range(epochs if steps else 0):
         results = []
         for i, parts in enumerate(steps):
-            tokens = sum(int(batch.length[part].sum()) for part in parts)
+            tokens = int(batch.mask[torch.cat(parts)].sum())
             with state.policy.precision():  # around all parts, so that the weights are cast once
                 losses = (functools.partial(micro_loss, i, j) for j in range(len(parts)))
                 results.append(step(state.optimizer, losses, _rate(state), state.config.tuning.max_grad_norm, tokens))

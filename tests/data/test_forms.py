@@ -58,8 +58,11 @@ def test_texts_that_begin_alike_share_a_prompt_up_to_a_space():
 
 
 def test_steps_keep_their_labels():
-    row = forms.check([{"prompt": "q", "completions": ["a", "b"], "labels": [1, False]}], "f")[1][0]
-    assert (row["completions"], row["labels"]) == (["a", "b"], [True, False])
+    steps = {"prompt": "q", "completions": ["a", "b"], "labels": [1, False]}
+    row = forms.check([{**steps, "delimiter": ","}], "f")[1][0]
+    assert (row["completions"], row["labels"], row["delimiter"]) == (["a", "b"], [True, False], ",")
+    with pytest.raises(UserError, match="row 1: 'delimiter' must be the text between two steps, but is ''"):
+        forms.check([{**steps, "delimiter": ""}], "f")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from foresight.data import text
@@ -24,6 +26,13 @@ def inverted(original):
 def test_a_mask_comes_from_lengths_also_where_a_token_equals_the_padding():
     batch = _batch(torch.tensor([[[0, 0, 3], [4, 0, 0]]]), torch.tensor([[3, 1]]))
     assert batch.mask.tolist() == [[[True, True, True], [True, False, False]]]
+
+
+def test_the_longest_turn_is_that_of_the_models_own_tokens():
+    batch = _batch(torch.ones(1, 2, 6, dtype=torch.int64), torch.tensor([[6, 4]]))
+    assert batch.longest_turn().tolist() == [[6, 4]]
+    own = torch.tensor([[[True, False, True, True, False, True], [False, True, True, True, True, True]]])
+    assert dataclasses.replace(batch, own=own).longest_turn().tolist() == [[2, 3]]
 
 
 def test_common_prefix_leaves_every_row_a_token_of_its_own():

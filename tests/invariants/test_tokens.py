@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -251,6 +252,23 @@ def test_the_ids_trained_on_are_the_sampled_ids(module, tmp_path, monkeypatch):
     next(module.train(state.config, task, state))
     assert any(state.policy.tokenizer.encode(state.policy.decode(row)) != row for row in drawn)  # not trivial
     assert sorted(learned) == sorted(drawn)
+
+
+@sabotaged_by("foresight.training.microbatch.step", change("count", lambda n: 2 * n))
+@of(grpo, rlhf_ppo)
+def test_metrics_per_token_are_over_the_models_own_tokens(module):
+    """A conversation, in which others write tokens too.
+
+    Wrong: the sums over the model's tokens are divided by the number of all, so entropy and KL are too small.
+    Invariant: the entropy of an update is the mean of H(π(· | o_<t)) over the sampled tokens.
+    """
+    state = subjects.build(module)
+    batch = subjects.sample(module, state)
+    batch = dataclasses.replace(batch, own=(torch.arange(batch.completion.shape[-1]) % 2 == 0).expand_as(batch.mask))
+    rewards = torch.arange(16.0).view(4, 4)
+    with torch.no_grad():
+        expected = state.policy.logprob(batch)[1].sum() / batch.mask.sum()
+    assert subjects.update(module, state, batch, rewards)["entropy"] == pytest.approx(expected.item(), rel=1e-4)
 
 
 # ---- prompts

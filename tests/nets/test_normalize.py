@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import copy
+from types import ModuleType
+from unittest.mock import Mock
 
 import numpy as np
+import pytest
 import torch
+from gymnasium import spaces as gs
 
+from foresight.algorithms.policy import a2c, ppg, ppo, trpo
+from foresight.envs.base import Spaces
 from foresight.nets.normalize import Moments, ObsNormalizer, RewardScaler
 from tests.sabotage import change, drop, sabotaged_by
 
@@ -77,3 +83,13 @@ def test_rows_that_are_no_experience_are_not_counted():
     np.testing.assert_allclose(scaler.moments.variance, np.var([1.0, 3.9, 2.0]))
     scaler.restart()
     assert scaler.running.tolist() == [0] and scaler.moments.count == 3
+
+
+@sabotaged_by("foresight.nets.normalize.reward_scaler", change("device", lambda device: "cpu"))
+@pytest.mark.parametrize("module", [a2c, ppg, ppo, trpo], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_scaler_is_on_the_device_of_its_run(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Generator", "optim.Adam", "optim.RMSprop"):
+        monkeypatch.setattr(f"torch.{name}", Mock())  # there are none on the device "meta"
+    config = module.Config(normalize_reward=True, num_envs=2, hidden=(4,))
+    scaler = module.build(config, Spaces(gs.Box(0, 1, (2,), np.float32), gs.Discrete(2)), "meta").reward_scaler
+    assert {buffer.device.type for buffer in scaler.buffers()} == {"meta"}

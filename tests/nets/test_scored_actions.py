@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from types import ModuleType
+
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces as gs
 
+from foresight.algorithms.policy import off_policy_ac, reinforce, trpo
+from foresight.envs.base import Spaces
 from foresight.nets import encoders, heads
 from foresight.nets.actor_critic import ActorCritic
 from foresight.nets.scored_actions import ScoredActions
+from tests.algorithms.policy.small_envs import Bandit
 from tests.sabotage import sabotaged_by
 
 SPACE = gs.Dict({"action_features": gs.Box(-1, 1, (5, 3), np.float32), "action_mask": gs.MultiBinary(5)})
@@ -46,3 +53,16 @@ def test_order_changes_nothing_and_masked_actions_are_not_read() -> None:
 def test_a_row_without_actions_is_finite() -> None:
     policy, value = network()({"action_features": torch.zeros(1, 5, 3), "action_mask": torch.zeros(1, 5)})
     assert policy.logps.isfinite().all() and value.value.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "module", [off_policy_ac, reinforce, trpo], ids=lambda module: module.__name__.rpartition(".")[2]
+)
+def test_agents_with_a_network_for_the_value_alone_train(module: ModuleType) -> None:
+    shown = {"action_features": torch.eye(5)[:, :3].expand(8, 5, 3), "action_mask": torch.ones(8, 5, dtype=torch.int8)}
+    env = Bandit(Spaces(SPACE, gs.Discrete(5)), 1, lambda context: shown, lambda context, action: action == 0)
+    options = {} if module is reinforce else {"rollout_steps": 4}
+    config = module.Config(steps=32, num_envs=8, hidden=(4,), **options)
+    *_, (step, metrics, state) = module.train(config, env)
+    assert step >= 32 and all(map(math.isfinite, metrics.values()))
+    assert state.network.value(shown).value.shape == (8,)

@@ -115,6 +115,29 @@ def test_the_backward_pass_without_autograd_is_that_of_autograd(activation, hidd
     assert _random(4, (8,), "elu").vjp(x) is None and module.vjp(x.double()) is None
 
 
+@sabotaged_by("foresight.nets.stacked_mlp._kind", lambda f: lambda: torch.float32)
+@sabotaged_by("foresight.ops.fused_mlp.backward", change("grad", lambda g: 1.1 * g))
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_large_layers_follow_autocast_more_closely_than_plain_torch_and_small_ones_do_not(activation):
+    module, x, weights = _random(4, (256, 256), activation), torch.randn(300, 4), torch.randn(300)
+
+    def found(outputs) -> list[torch.Tensor]:
+        (gradient,) = torch.autograd.grad((outputs[1][:, 0] * weights).sum(), module.flat)
+        return [outputs[1].detach(), gradient]
+
+    exact = found(_plain(module, x))
+    with torch.autocast("cpu", torch.bfloat16):
+        fast, plain = found(module(x)), found([y.float() for y in _plain(module, x)])
+        outputs, back = module.vjp(x)
+        back([0 * outputs[0], torch.stack([weights], -1), 0 * outputs[2]])
+        small = _random(4, (64,), activation)
+        in_float32 = small(x)[0]
+    assert torch.equal(in_float32, small(x)[0])
+    torch.testing.assert_close(module.flat.grad, fast[1])
+    for a, b, c in zip(exact, fast, plain, strict=True):
+        assert b.dtype == torch.float32 and 1e-5 < (b - a).norm() / a.norm() < (c - a).norm() / a.norm()
+
+
 def test_other_activations_dtypes_and_autocast_take_the_plain_way():
     x = torch.randn(9, 4)
     module = _random(4, (8,), "elu")
@@ -124,7 +147,8 @@ def test_other_activations_dtypes_and_autocast_take_the_plain_way():
         lambda y: double(y)[1], [torch.randn(3, 4, dtype=torch.float64, requires_grad=True)]
     )
     with torch.autocast("cpu", torch.bfloat16):
-        assert _random(4, (8,), "tanh")(x)[0].dtype == torch.bfloat16
+        rounded = module(x)[2]
+    assert rounded.dtype == torch.float32 and torch.equal(rounded, rounded.bfloat16().float())
 
 
 @sabotaged_by("foresight.nets.stacked_mlp._members", lambda f: lambda flat, sizes: f(flat.clone(), sizes))

@@ -12,6 +12,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from foresight.errors import UserError
+from foresight.nets.language.completion import encode
 from foresight.runtime import card, catalog, run
 from foresight.runtime.export import export
 from tests import tiny_language
@@ -82,11 +83,15 @@ TURNS = (
 )
 
 
-@sabotaged_by(
-    "foresight.algorithms.language.reward_model.padding", lambda f: lambda trunk: trunk.tokenizer.eos_token_id
+def the_end_of_an_answer(original):
+    return lambda trunk: encode(trunk, "1?", "2")[1][-1]
+
+
+@sabotaged_by("foresight.algorithms.language.reward_model.padding", the_end_of_an_answer)
+@pytest.mark.parametrize(
+    ("template", "end"), [(None, "<eos>"), (TURNS, "W"), (TURNS.replace("W", "W "), "<eos>")], ids=["no", "own", "two"]
 )
-@pytest.mark.parametrize("template", [None, TURNS])
-def test_the_card_of_a_reward_model_scores_with_plain_transformers(tmp_path, monkeypatch, template):
+def test_the_card_of_a_reward_model_scores_with_plain_transformers(tmp_path, monkeypatch, template, end):
     """A reward model is used without this library.
 
     Wrong: it has no padding token, or the end token serves as one, or the user must guess how the text is formatted.
@@ -96,9 +101,9 @@ def test_the_card_of_a_reward_model_scores_with_plain_transformers(tmp_path, mon
     folder = tiny_language.write(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
-    if template:
-        tokenizer.eos_token = "W"
+    tokenizer.eos_token = end
     tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 41]}')
     done = _trained(tmp_path, "reward_model", model=str(folder))
     found = ModelCard.load(done.path / "export" / "README.md").text
     code = found.rpartition("```python")[2].partition("```")[0]

@@ -48,6 +48,15 @@ def test_steps_are_labeled_by_the_exact_verifier():
     stopped = torch.tensor([[True, True], [True, False]])
     rows = graded.make("steps", graded.Graded(few, answers, stopped, torch.zeros(2, 2)), task, 4)
     assert [row["labels"] for row in rows] == [[True] * 3, [True, False, False], [True] * 3]
-    assert all("\n".join(row["completions"]) in answers for row in rows)
+    assert all("\n".join(row["completions"]) in answers and "delimiter" not in row for row in rows)
     with pytest.raises(UserError, match="no exact verifier"):
         graded.make("steps", graded.Graded(few, answers, stopped, torch.zeros(2, 2)), make("addition"), 4)
+
+
+def test_steps_have_the_delimiter_of_their_task():
+    task = make("countdown", traces="steps", size=20, held_out=5)
+    example = task.train[0]
+    found = graded.Graded([example], [example.columns["completion"]], torch.tensor([[True]]), torch.zeros(1, 1))
+    row = graded.make("steps", found, task, 4)[0]
+    assert row["delimiter"] == "," and len(row["completions"]) > 1 and all(row["labels"])
+    assert row["delimiter"].join(row["completions"]) == example.columns["completion"]

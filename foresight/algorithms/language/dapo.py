@@ -9,7 +9,8 @@ All of its parts:
   `max_batches` were sampled; then the update uses the groups it has, and `filled` is the filled share of the batch;
 - token-level loss (eq. 12): every token of the batch has the same weight;
 - overlong filtering (section 3.4): a truncated completion counts in its group's baseline, but not in the loss;
-- soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1;
+- soft overlong punishment (eq. 13): in the last `overlong_buffer` tokens before the limit the reward falls to −1; the
+  limit of a conversation is that of each of its turns, so its longest turn counts;
 - no KL term (section 2.3).
 
 Left out: nothing. The authors' code does not filter overlong answers, as the punishment has a similar effect; here both
@@ -135,8 +136,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
     if config.overlong_penalty > 0:
-        limit = config.max_new_tokens
-        rewards = rewards + config.overlong_penalty * overlong(batch.length, limit, config.overlong_buffer)
+        limit, length = config.max_new_tokens, batch.longest_turn()
+        rewards = rewards + config.overlong_penalty * overlong(length, limit, config.overlong_buffer)
     advantage = group_scaled(rewards)
     scored = batch.scored(rewards, config.overlong_filter)
     weights = per_token
@@ -153,6 +154,6 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     while state.step < config.steps:
         rollout, sampled = sample_until(differs, state, env)
-        metrics = {**rollout.metrics(), **sampled, **update(state, rollout.batch, rollout.rewards)}
+        metrics = {**rollout.metrics(), **update(state, rollout.batch, rollout.rewards), **sampled}
         state.step += 1
         yield state.step, metrics, state

@@ -265,7 +265,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     for _ in range(config.epochs if steps else 0):
         results = []
         for i, parts in enumerate(steps):
-            tokens = sum(int(batch.length[part].sum()) for part in parts)
+            tokens = int(batch.mask[torch.cat(parts)].sum())
             with state.policy.precision():  # around all parts, so that the weights are cast once
                 losses = (functools.partial(micro_loss, i, j) for j in range(len(parts)))
                 results.append(

@@ -126,6 +126,10 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     """Initialize the decoder and its heads, and make the optimizer."""
     if config.predict_tokens < 1:
         raise UserError(f"predict_tokens must be at least 1 (the decoder's own head), not {config.predict_tokens}.")
+    if config.experts and not config.mlp_size:
+        raise UserError("experts are feed-forward layers, and mlp_size 0 leaves these out: give --mlp-size too.")
+    if config.bias_rate and not config.experts:
+        raise UserError("bias_rate balances experts, and there are none: give --experts too, or no --bias-rate.")
     from foresight.nets.language import decoder  # imported here: only a run needs transformers
 
     tokenizers = {"characters": decoder.characters, "numbers": decoder.numbers}
@@ -168,7 +172,8 @@ def documents(state: State, examples: Sequence[Example]) -> list[list[int]]:
     tokenizer = state.policy.tokenizer
     vocabulary, rows = tokenizer.get_vocab(), []
     for example in examples:
-        ending = str(example.columns.get("completion", example.answer or ""))
+        completion = example.columns.get("completion")  # may be null
+        ending = str(example.answer or "" if completion is None else completion)
         prompt = example.prompt if isinstance(example.prompt, str) else example.question
         if unknown := sorted(set(prompt + ending) - vocabulary.keys()):
             raise UserError(f"The decoder has no character {unknown[0]!r}: use printable ASCII only.")

@@ -29,8 +29,9 @@ from foresight.nets.language import lora, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.scorer import Scorer
 from foresight.ops import preference
+from foresight.planning.reasoning import verifiers
 from foresight.training import language
-from foresight.training.corpus import Corpus, corpus, encode, examples, of_form, step_ends, token_batch
+from foresight.training.corpus import Corpus, corpus, delimiter, encode, examples, of_form, step_ends, token_batch
 from foresight.training.microbatch import fit
 from foresight.training.options import Tuning
 
@@ -86,9 +87,15 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
 def act(
     state: State, obs: Sequence[Any], carry: None = None, explore: bool = False
 ) -> tuple[list[float], dict[str, Tensor], None]:
-    """The score of each answer; `obs` are pairs (prompt, completion)."""
+    """The score of each answer; `obs` are pairs (prompt, completion).
+
+    Of a model of steps it is the least of the probabilities that each is right.
+    """
     if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
         raise UserError("A reward model scores answers and generates none: leave --task out, and give --data pairs.")
+    if state.scorer.of_steps:
+        verify = verifiers.reward_model(state.scorer)
+        return list(verify([Example(prompt) for prompt, _ in obs], [text for _, text in obs])), {}, None
     scores: list[float] = []
     for i in range(0, len(obs), state.config.batch_size):
         rows = [encode(state.scorer.trunk, *x) for x in obs[i : i + state.config.batch_size]]
@@ -155,8 +162,9 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     def answers(row: Example) -> list[str]:
-        columns = row.columns
-        return [columns["chosen"], columns["rejected"]] if "chosen" in columns else ["\n".join(columns["completions"])]
+        if "chosen" in row.columns:
+            return [row.columns["chosen"], row.columns["rejected"]]
+        return [delimiter(row).join(row.columns["completions"])]
 
     return corpus(state.scorer.trunk, rows, answers, state.config.max_tokens)
 
@@ -192,10 +200,19 @@ def padding(trunk: LanguageModel) -> int:
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Train on pairs or answers, epoch after epoch; yields after every update."""
+    """Train on pairs or answers, epoch after epoch; yields after every update.
+
+    Raises UserError if the steps of the answers have several delimiters.
+    """
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "reward_model"))
     state.scorer.of_steps = "chosen" not in rows.examples[0].columns
+    state.scorer.delimiter, *others = sorted({delimiter(row) for row in rows.examples})
+    if others:
+        raise UserError(
+            f"The steps of some rows are separated by {state.scorer.delimiter!r}, and of others by {others[0]!r} (the "
+            "column 'delimiter'): train on rows of one kind."
+        )
     while state.step < config.steps:
         chosen = rows.draw(config.batch_size, state.step, config.seed)
         metrics = update(state, rows.batch(chosen), [rows.examples[i] for i in chosen])

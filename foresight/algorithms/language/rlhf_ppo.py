@@ -130,6 +130,11 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     if config.reward_model:
         reward_model = pretrained.load_scorer(config.reward_model, device, config.tuning.precision, trained=True)
         reward_model.requires_grad_(False)
+        if reward_model.of_steps:
+            raise UserError(
+                f"{config.reward_model} was trained on steps, and rlhf_ppo scores whole answers: give the export of a "
+                "run of reward_model on pairs (columns chosen and rejected)."
+            )
     for scorer, name in ((critic, config.critic), (reward_model, config.reward_model)):
         if scorer is not None and scorer.trunk.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(f"{name} and {config.model} have different tokenizers: both need the same one.")
@@ -218,7 +223,7 @@ def policy_loss(state: State, batch: TokenBatch, targets: Targets, weights: Tens
     rho = ratio(logprob, targets.old)
     terms = clipped_surrogate(rho, targets.advantage, config.clip_ratio) - config.entropy_coef * entropy
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_ratio)
-    sums["approx_kl"] = (kl.k3(targets.old, logprob.detach()) * targets.mask).sum()
+    sums["approx_kl"] = kl.k3(targets.old, logprob.detach()).sum()  # both are 0 off the mask
     return (weights * terms).sum(), sums
 
 
@@ -256,7 +261,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                         (functools.partial(policy_loss, state, *one) for one in micro_batches),
                         config.learning_rate * actor_scale,
                         config.tuning.max_grad_norm,
-                        int(batch.length[groups].sum()),
+                        int(batch.mask[groups].sum()),
                     )
                 critic = step(
                     state.critic_optimizer,

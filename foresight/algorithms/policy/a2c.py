@@ -37,6 +37,7 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "value_loss", "explained_variance")
+ACTING = ("network",)  # the fields of State that are sent to actors
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
             network.parameters(), lr=config.learning_rate, alpha=config.decay, eps=config.optimizer_epsilon
         ),
         generator=torch.Generator(device).manual_seed(config.seed),
-        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+        reward_scaler=normalize.reward_scaler(config, device),
     )
 
 

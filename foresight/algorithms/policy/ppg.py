@@ -44,6 +44,7 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance", "auxiliary_loss")
+ACTING = ("network",)  # the fields of State that are sent to actors
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.optim.Adam(network.parameters(), lr=config.learning_rate),
         generator=torch.Generator(device).manual_seed(config.seed),
         shuffler=torch.Generator().manual_seed(config.seed),
-        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+        reward_scaler=normalize.reward_scaler(config, device),
     )
 
 

@@ -75,6 +75,7 @@ from foresight.training.twins import twin
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "approx_kl", "explained_variance")
+ACTING = ("network",)  # the fields of State that are sent to actors
 RATIOS = ("action", "token", "chunk")
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")  # of every minibatch; detail 12
 
@@ -151,7 +152,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True),
         generator=torch.Generator(device).manual_seed(config.seed),
         shuffler=torch.Generator().manual_seed(config.seed),
-        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+        reward_scaler=normalize.reward_scaler(config, device),
     )
 
 
@@ -358,6 +359,7 @@ def _check(config: Config) -> None:
         "normalize_obs": config.normalize_obs,
         "popart_rate": config.popart_rate is not None,
         "state_dependent_noise": config.state_dependent_noise is not None,
+        "backbone": config.backbone != "shared",
     }
     if config.policy is not None and any(given.values()):
         name = next(name for name, on in given.items() if on)

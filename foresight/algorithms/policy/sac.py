@@ -40,7 +40,8 @@ from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
-from foresight.nets.critics import Critics, Encoded, SquashedActor, encode, policy_trunk, sample, trunk
+from foresight.nets import precision
+from foresight.nets.critics import Critics, Encoded, SquashedActor, encode, policy_trunk, reach, sample, trunk
 from foresight.nets.sequence import memory
 from foresight.ops import policy, schedules, value
 from foresight.training import optim, twins
@@ -82,6 +83,7 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)  # hidden layers of policy and critics; table 1
     activation: str = "relu"  # activation of the hidden layers; table 1
     images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
+    precision: str = "float32"  # of products in updates: "float32", "bfloat16" or "auto" (the faster one)
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory
@@ -153,7 +155,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.optim.Adam(actor.parameters(), lr=rate, fused=True),
         torch.optim.Adam(critics.parameters(), lr=rate, fused=True),
         torch.optim.Adam([log_alpha], lr=rate, fused=True),
-        shared_replay(config.replay_size, config.num_envs, config.n_steps),
+        shared_replay(config.replay_size, config.num_envs, reach(config)),
         generator=torch.Generator(device).manual_seed(config.seed),
         inner=torch.Generator(device).manual_seed(config.seed + 1),
         sampler=torch.Generator().manual_seed(config.seed),
@@ -244,21 +246,22 @@ def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
         for optimizer in (state.actor_optimizer, state.critic_optimizer, state.alpha_optimizer):
             optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
 
-    encoded = encode(actor, critics, state.target, batch, config.gamma, config.burn_in)
-    backward, critic_loss, q = objective(state, encoded)
-    optim.step(state.critic_optimizer, backward)
-    state.gradient_steps += 1
-    found = {"critic_loss": critic_loss, "q": q, "alpha": alpha}
+    with precision.autocast(config.precision, state.inner.device):
+        encoded = encode(actor, critics, state.target, batch, config.gamma, config.burn_in)
+        backward, critic_loss, q = objective(state, encoded)
+        optim.step(state.critic_optimizer, backward)
+        state.gradient_steps += 1
+        found = {"critic_loss": critic_loss, "q": q, "alpha": alpha}
 
-    if state.gradient_steps % config.policy_every == 0:
-        action, logp = actor(encoded.actor).sample_logp(state.inner)
-        min_q = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
-        optim.step(state.actor_optimizer, (alpha * logp - min_q).mean().backward)
+        if state.gradient_steps % config.policy_every == 0:
+            action, logp = actor(encoded.actor).sample_logp(state.inner)
+            min_q = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
+            optim.step(state.actor_optimizer, (alpha * logp - min_q).mean().backward)
 
-        found["entropy"] = entropy = -logp.detach().mean()
-        if config.learn_temperature:
-            target = -float(actor.dims) if config.target_entropy is None else config.target_entropy
-            optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, target).backward)
+            found["entropy"] = entropy = -logp.detach().mean()
+            if config.learn_temperature:
+                target = -float(actor.dims) if config.target_entropy is None else config.target_entropy
+                optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, target).backward)
     optim.track(state.target, critics, config.tau)
     return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
 
@@ -269,8 +272,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
     metrics: dict[str, float] = {}
     before = state.step - segment.trajectory.reward.numel()
     collect.add_to_replay(state.replay, segment)
-    needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
-    if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
+    if state.step > config.learning_starts and len(state.replay) > (reach(config) + 1) * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
             metrics |= update(state, sample(state))
     return metrics
@@ -295,6 +297,7 @@ def train(
 
 
 def _check(config: Config) -> None:
+    precision.dtype(config.precision, "cpu")  # raises for an unknown one
     errors.at_least(0, config, "max_lag")
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "batch_size", "replay_size", "train_every", "gradient_steps",
@@ -316,6 +319,8 @@ def _check(config: Config) -> None:
         raise UserError("noise_log_std is of state_dependent_noise: set that, too, such as to 8, or leave it out.")
     if config.entropy_temperature <= 0:
         raise UserError(f"entropy_temperature must be above 0, not {config.entropy_temperature}.")
+    if config.memory is not None and config.precision != "float32":
+        raise UserError(f"SAC with a memory needs precision float32, not {config.precision}. Leave out --precision.")
     if config.memory is not None and config.n_steps > 1:
         raise UserError(
             f"n_steps must be 1 with a memory, not {config.n_steps}: n-step targets of sequences are not implemented."

@@ -35,7 +35,7 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets import q_network
-from foresight.nets.critics import CategoricalActor, Critics, encode, policy_trunk, sample, trunk
+from foresight.nets.critics import CategoricalActor, Critics, encode, policy_trunk, reach, sample, trunk
 from foresight.nets.encoders import mask_key
 from foresight.nets.sequence import memory
 from foresight.ops import policy, schedules, targets, value
@@ -133,7 +133,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.optim.Adam(actor.parameters(), lr=rate, fused=True),
         torch.optim.Adam(critics.parameters(), lr=rate, fused=True),
         torch.optim.Adam([log_alpha], lr=rate, fused=True),
-        shared_replay(config.replay_size, config.num_envs, config.n_steps),
+        shared_replay(config.replay_size, config.num_envs, reach(config)),
         generator=torch.Generator(device).manual_seed(config.seed),
         sampler=torch.Generator().manual_seed(config.seed),
     )
@@ -211,8 +211,7 @@ def learn(state: State, segment: Rollout) -> dict[str, float]:
     metrics: dict[str, float] = {}
     before = state.step - segment.trajectory.reward.numel()
     collect.add_to_replay(state.replay, segment)
-    needed = config.n_steps + 1 if config.memory is None else config.burn_in + config.sequence_length + 1
-    if state.step > config.learning_starts and len(state.replay) > needed * config.num_envs:
+    if state.step > config.learning_starts and len(state.replay) > (reach(config) + 1) * config.num_envs:
         for _ in range(config.gradient_steps * schedules.passed(before, state.step, config.train_every)):
             metrics = update(state, sample(state))
     return metrics

@@ -42,6 +42,7 @@ from foresight.training import optim
 KIND = "control"
 UNIT = "env steps"
 METRICS = ("return", "length", "entropy", "kl", "explained_variance")
+ACTING = ("network",)  # the fields of State that are sent to actors
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         torch.optim.Adam(network.value_parameters(), lr=config.value_learning_rate),
         generator=torch.Generator(device).manual_seed(config.seed),
         shuffler=torch.Generator().manual_seed(config.seed),
-        reward_scaler=normalize.RewardScaler(config.num_envs, config.gamma) if config.normalize_reward else None,
+        reward_scaler=normalize.reward_scaler(config, device),
     )
 
 

@@ -369,8 +369,9 @@ def train(
 
 
 def _training(owners: Tensor, held_out: float) -> Tensor:
-    """Whether each position belongs to a training game: one game in `1 / held_out` is held out."""
-    kept = owners % round(1 / held_out) != 0 if held_out > 0 else torch.ones_like(owners, dtype=torch.bool)
+    """Whether each position belongs to a training game: a share `held_out` of the games, evenly spaced, does not."""
+    before, after = ((count.double() * held_out - 1e-9).ceil() for count in (owners, owners + 1))  # held out so far
+    kept = before == after
     return kept if kept.any() else ~kept  # a single game is used for training
 
 

@@ -36,7 +36,7 @@ from foresight.data.trajectory import Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
-from foresight.nets import q_network, values
+from foresight.nets import precision, q_network, values
 from foresight.nets.q_network import QNetwork
 from foresight.ops import schedules
 from foresight.training import optim, twins
@@ -84,6 +84,7 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
     activation: str = "relu"  # activation of the hidden layers
     images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
+    precision: str = "float32"  # of products in updates: "float32", "bfloat16" or "auto" (the faster one)
     threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
@@ -209,8 +210,9 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     config = state.config
     if config.anneal_lr:
         state.optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
-    backward, loss, q, error = objective(state, batch)
-    optim.descend(state.optimizer, backward, config.max_grad_norm)
+    with precision.autocast(config.precision, state.generator.device):
+        backward, loss, q, error = objective(state, batch)
+        optim.descend(state.optimizer, backward, config.max_grad_norm)
     if isinstance(state.replay, Prioritized) and error is not None:
         state.replay.update(batch.key, error)
     state.gradient_steps += 1
@@ -263,6 +265,7 @@ def _head(config: Config) -> values.ValuesHead:
 
 
 def _check(config: Config) -> None:
+    precision.dtype(config.precision, "cpu")  # raises for an unknown one
     errors.at_least(0, config, "max_lag")
     errors.at_least(
         1,

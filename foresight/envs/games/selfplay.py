@@ -78,8 +78,8 @@ class SelfPlay:
     """An `Env` of `num_envs` games. Rewards are the mover's; a discount of -1 means that the opponent moves next.
 
     Returns are the first player's: 1, 0 or -1. A finished game is reset within the step. A game starts
-    with up to `openings` random moves (`random_openings`), which are not part of the episode. A share `forked` of the
-    games starts in a position of a recent game instead, after one random move (`forks`).
+    with up to `openings` random moves (`random_openings`). A share `forked` of the games starts in a position of a
+    recent game instead, after one random move (`forks`). These moves are not part of the episode or its length.
     """
 
     def __init__(self, game: Game, num_envs: int, openings: int = 0, forked: float = 0.0) -> None:
@@ -87,12 +87,14 @@ class SelfPlay:
         self.openings, self.forked, self._random = openings, forked, torch.Generator().manual_seed(0)
         self._visited: list[Tensor] = []  # the positions of each of the last steps in which no game had ended
         self.position = game.start(num_envs)
+        self._lengths = torch.zeros(num_envs, dtype=torch.int64)  # the steps of each episode so far
 
     def reset(self, seed: int) -> Tree:
         """New games; equal seeds give equal openings, the only random part."""
         self._random.manual_seed(seed)
         self._visited = []
         self.position = self._new_games(self.num_envs)
+        self._lengths.zero_()
         return observe(self.game, self.position)
 
     def _new_games(self, count: int) -> Tensor:
@@ -116,11 +118,13 @@ class SelfPlay:
         final, position = observe(game, moved.position), moved.position.clone()
         ended = over.nonzero().flatten()
         info = {}
+        self._lengths += 1
         if self.forked:
             self._visited = [*self._visited[1 - VISITED :], moved.position[~over]]
         if len(ended):
             points = 2 * game.first_score(position[ended]) - 1
-            info = {"episode_return": points.tolist(), "episode_length": game.moves(position[ended]).tolist()}
+            info = {"episode_return": points.tolist(), "episode_length": self._lengths[ended].tolist()}
+            self._lengths[ended] = 0
             position[ended] = self._new_games(len(ended))
         game.free_except(torch.cat([position, *self._visited]))
         self.position = position

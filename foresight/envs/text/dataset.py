@@ -33,8 +33,9 @@ def dataset(
     conversations are lists of one message, as in TRL. A function given by its path runs in a subprocess, and may take
     `reward_timeout` seconds for a batch (0: in this process, without a limit). It may be `async`. Of several, given as
     a list, the reward is the sum, and each is logged by its name; those that are `async` or in a subprocess run
-    concurrently. Without `reward`, a completion is correct if it ends with the column `answer`. Rows may have neither
-    (see `data.forms`): nothing is graded then, as in training on demonstrations, preferences or a teacher.
+    concurrently. Without `reward`, the last number of a completion, or its end, is compared with the column `answer`
+    (`graders.grade_ending`). Rows may have neither (see `data.forms`): nothing is graded then, as in training on
+    demonstrations, preferences or a teacher.
 
     `held_out` rows are not trained on (default: 100, or a fifth of them if that is less). They may be a few more, since
     all rows of a prompt are on one side.

@@ -15,7 +15,11 @@ OPERATIONS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "/": lambda a, b: a / b,
 }
 _SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
+_NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)(?:/\d+)?")
+_WRITTEN = re.compile(  # a number in a text: its sign, thousands, decimals, what it is divided by, and its exponent
+    r"(?<![\w./])[-+\u2212]?(?=\.?\d)(?:\d{1,3}(?:,\d{3})+(?!\d)|\d*)(?:\.\d+)?(?: ?/ ?\d+)?(?:[eE][-+]?\d+)?"
+)
+_LATEX = re.compile(r"(?<!\d)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
@@ -49,9 +53,23 @@ def canonical(answer: str) -> str:
     Text that is not a number is stripped of spaces, a final period, and differences of case.
     """
     text = answer.strip().rstrip(".").strip()
-    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text).replace(" ", "").removeprefix("+")
-    if _NUMBER.fullmatch(plain):
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text).replace(" ", "").replace("\u2212", "-").removeprefix("+")
+    if len(plain) <= LONGEST and _NUMBER.fullmatch(plain):
         top, _, bottom = plain.partition("/")
         if not bottom or int(bottom):
             return str(Fraction(top) / int(bottom or 1))
     return " ".join(text.lower().split())
+
+
+def last_number(text: str) -> str:
+    """The last number in a text, as it is written: "-1,000", "0.5", "3/4" or "2e5"; "" if there is none.
+
+    A fraction of LaTeX is written with a slash.
+    """
+    found = _WRITTEN.findall(_LATEX.sub(r"\1/\2", text))
+    return str(found[-1]) if found else ""
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number and nothing else."""
+    return _WRITTEN.fullmatch(_LATEX.sub(r"\1/\2", text)) is not None

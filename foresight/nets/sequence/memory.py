@@ -254,8 +254,13 @@ def actor_critic(
     """Encoders for observations of `space`, memories of `shape` over them, and the heads. `shape` None: `ActorCritic`.
 
     `backbone`: 'shared' is one trunk for both, 'separate' one each; with 'actor' and 'critic' (one each) only that one
-    has memory. `bfloat16` is for pixel trunks without memory. Raises UserError for an unknown name or a bad value.
+    has memory. `bfloat16` is for pixel trunks without memory. Raises UserError for an unknown name or a bad value, and
+    for another `backbone` than 'shared' without memory.
     """
+    if backbone not in BACKBONES:
+        raise errors.unknown("backbone", backbone, BACKBONES)
+    if shape is None and backbone != "shared":
+        raise UserError(f"backbone {backbone!r} has no effect without a memory: set memory, or leave out backbone.")
     if shape is None:
         widths = (policy_head.width, value_head.width)
         body: Body | SeparateNetworks
@@ -265,8 +270,6 @@ def actor_critic(
         else:
             body = encoders.actor_critic_body(space, widths, gains, hidden, activation, images, bfloat16)
         return ActorCritic(body, policy_head, value_head, normalizer, encoders.mask_key(space))
-    if backbone not in BACKBONES:
-        raise errors.unknown("backbone", backbone, BACKBONES)
     trunks = {}
     for name, remembers in BACKBONES[backbone].items():
         encoder = encoders.encoder(space, hidden, activation, images)

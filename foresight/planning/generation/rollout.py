@@ -16,6 +16,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.ops.advantage import differs
 from foresight.planning.generation.decoding import Completer, generate
 from foresight.planning.generation.dialogue import Dialogues
 from foresight.planning.generation.multi_turn import converse
@@ -313,26 +314,29 @@ def sample_groups_until(
     """Sample batches of prompts as `sample_groups` does until `prompts` groups pass `keep`, at most `limit` batches.
 
     `keep(rewards [P, G])` returns which groups pass, bool `[P]`. If too few pass the rollout is smaller; if none does,
-    it is the last batch unfiltered. `settings` are the other arguments of `sample_groups`. Returns the rollout and
-    metrics: the number of `batches` sampled, the share `filled` of the prompts, and the mean `reward` of everything
-    sampled, because the mean of the groups that passed is biased.
+    it is the last batch unfiltered, and with a `limit` of 1 it is the only one. `settings` are the other arguments of
+    `sample_groups`. Returns the rollout and metrics: the number of `batches` sampled, the share `filled` of the
+    prompts, and of everything sampled, because the groups that passed are biased, the mean `reward` and the share
+    `equal_reward_groups`.
     """
     passed: list[TextRollout] = []
     count, rewards = 0, []
     for batches in range(1, limit + 1):  # noqa: B007
         rollout = sample_groups(policy, task, prompts, *settings)
         rewards.append(rollout.rewards)
-        chosen = keep(rollout.rewards).nonzero()[:, 0][: prompts - count]
+        chosen = (keep(rollout.rewards) | (limit == 1)).nonzero()[:, 0][: prompts - count]
         count += len(chosen)
         passed += [rollout.select(chosen)] if len(chosen) else []
         if count == prompts:
             break
+    sampled = torch.cat(rewards)
     metrics = {
-        "reward": torch.cat(rewards).nanmean().item(),
+        "reward": sampled.nanmean().item(),
+        "equal_reward_groups": (~differs(sampled) & ~sampled.isnan().all(1)).float().mean().item(),
         "batches": float(batches),
         "filled": count / prompts,
     }
-    return concat(passed) if passed else rollout, metrics
+    return concat(passed) if passed and limit > 1 else rollout, metrics
 
 
 def sample_until(

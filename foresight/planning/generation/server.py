@@ -36,6 +36,7 @@ TRIES, WAIT = 8, 0.5  # of a request; seconds before the second try, then doubli
 PATIENCE = 600.0  # timeout of a request in seconds, over all tries
 CONCURRENCY = 64  # concurrent requests: the server batches them
 BUSY = (408, 409, 425, 429)  # status codes to retry, as all from 500
+REPORTED = ("stop_reason", "matched_stop")  # what ended a row, in vLLM and SGLang: a stop text, or an id or null
 KEY = "FORESIGHT_COMPLETER_KEY"  # environment variable with the API key
 USER = re.compile(r"(?<=://)[^/?#\s]*@")  # user:password@ of a URL
 
@@ -46,12 +47,17 @@ class ServerError(LostError):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One completion from a server; `tokens` and `logprobs` are None if it returns none."""
+    """One completion from a server; `tokens` and `logprobs` are None if it returns none.
+
+    `stop` is the stop text that ended it, which most servers leave out of `text`; "" if none did, and None if the
+    server does not tell.
+    """
 
     text: str
     stopped: bool
     tokens: list[int] | None
     logprobs: list[float] | None
+    stop: str | None = ""
 
 
 class Server:
@@ -86,6 +92,7 @@ class Server:
         self.tries, self.wait, self.patience, self.report = tries, wait, patience, report
         self._gone, self._lock, self._waited = threading.Event(), threading.Lock(), 0
         self._delivered: list[float] | None = None
+        self._shows_stop = False  # whether it was seen to return a stop text
         try:
             self.model = str(self._ask("/v1/models")["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
@@ -195,10 +202,22 @@ class Server:
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> tuple[list[str], list[bool]]:
-        """`group` completions of each prompt as texts, prompt by prompt, and whether each stopped by itself."""
+        """`group` completions of each prompt as texts, prompt by prompt, and whether each stopped by itself.
+
+        A text ends with the stop text that ended it. Where the server does not tell, that is the only one, if there is
+        one.
+        """
         found = self.choices(prompts, group, max_new_tokens, temperature, generator, **options)
-        texts = [choice.text if choice.tokens is None else self.policy.decode(choice.tokens) for choice in found]
-        return texts, [choice.stopped for choice in found]
+        return [self.text(choice, options.get("stop", ())) for choice in found], [choice.stopped for choice in found]
+
+    def text(self, choice: Choice, stops: Sequence[str] = ()) -> str:
+        """The text of a choice with its stop text: where the server does not tell, with that of `stops`, if it is one.
+
+        Of one with ids it is our own decoding of them.
+        """
+        text = choice.text if choice.tokens is None else self.policy.decode(choice.tokens)
+        stop = choice.stop if choice.stop is not None else stops[0] if len(stops) == 1 else ""
+        return text if stop in text else text + stop
 
     def deliver(self) -> None:
         """Make the server load the policy's weights, if they changed since the last call."""
@@ -245,7 +264,28 @@ class Server:
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-        return [choice for reply in replies for choice in self._choices(reply, group)]
+        found = [choice for reply in replies for choice in self._choices(reply, group)]
+        return self._ended(found, options.get("stop", ()))
+
+    def _ended(self, found: Sequence[Choice], stops: Sequence[str]) -> list[Choice]:
+        """The choices with the stop text of each, where the server reports or shows it.
+
+        A server that was seen to show one always does: what stopped without one has ended.
+        """
+        known = [self._ended_by(choice, stops) for choice in found]
+        self._shows_stop |= any(new.stop and choice.stop is None for choice, new in zip(found, known, strict=True))
+        return [dataclasses.replace(c, stop="") if c.stop is None and self._shows_stop else c for c in known]
+
+    def _ended_by(self, choice: Choice, stops: Sequence[str]) -> Choice:
+        if choice.stop in stops:  # reported
+            return choice
+        last = choice.tokens[-1] if choice.tokens else None
+        if not stops or not choice.stopped or choice.stop is not None or last in self.policy.stop_ids:
+            return dataclasses.replace(choice, stop="")
+        text = self.text(choice)
+        shown = [stop for stop in stops if (stop in text if choice.tokens else text.endswith(stop))]
+        first = min(shown, key=lambda stop: (text.find(stop) + len(stop), -len(stop)), default=None)
+        return dataclasses.replace(choice, stop=first)
 
     def _choices(self, answer: dict[str, Any], group: int) -> list[Choice]:
         try:
@@ -364,7 +404,10 @@ def _choice(row: dict[str, Any]) -> Choice:
         logprobs = logprobs or [token.get("logprob") for token in content]
     elif tokens is None and all(str(text).startswith("token_id:") for text in scores.get("tokens") or [""]):
         tokens = [text.removeprefix("token_id:") for text in scores["tokens"]]
-    return Choice(row.get("text") or "", row.get("finish_reason") == "stop", _all(tokens, int), _all(logprobs, float))
+    reported = [row[name] for name in REPORTED if name in row][:1]
+    stop = (reported[0] if isinstance(reported[0], str) else "") if reported else None
+    stopped = row.get("finish_reason") == "stop"
+    return Choice(row.get("text") or "", stopped, _all(tokens, int), _all(logprobs, float), stop)
 
 
 def _all(values: Sequence[Any] | None, kind: Any) -> Any:

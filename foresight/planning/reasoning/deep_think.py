@@ -10,6 +10,7 @@ Without one the model is asked in words. Models that check themselves without an
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ CRITIQUE = (
     "{question}\n\nA proposed answer:\n{answer}\n\n"
     "Find the first mistake in it, in one sentence. If there is none, write: correct."
 )
+APPROVED = re.compile(r"\W*correct\b", re.IGNORECASE)  # a critique that finds no mistake, as it is asked for
 REVISE = "{question}\n\nA proposed answer:\n{answer}\n\nA critique of it:\n{critique}\n\nWrite the corrected answer."
 
 
@@ -105,7 +107,7 @@ def _revise_in_words(
     for i, (hypothesis, thoughts) in enumerate(zip(hypotheses, critiques, strict=True)):
         text = thoughts[0].text if thoughts else "correct"
         node = tree.add(text, (hypothesis.node,), "critique")
-        if "correct" in text.lower() and "incorrect" not in text.lower():
+        if APPROVED.match(text):
             revised[i] = dataclasses.replace(hypothesis, score=1.0)
         else:
             wrong.append((i, text, node))

@@ -10,7 +10,7 @@ each of which the model answers again, greedily:
 
 For the first two, the area over the curve, AOC = 1 − ∫ P(same answer | share of the trace) d share, is 0 if the trace
 does not matter. The area is taken for each trace, so that lengths are weighted by how often they occur; its interval is
-a bootstrap over questions. It is also reported whether the answers are right: a trace may matter and not help.
+a bootstrap over traces. It is also reported whether the answers are right: a trace may matter and not help.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def sample(mind: Mind, task: TextTask, examples: Sequence[Example], samples: int
     prompts = [tuple(mind.policy.encode(e.prompt, e.tools)) for e in examples]
     stop = tuple({text for e in examples for text in e.stop})
     replies = mind.sample(prompts, samples, mind.max_new_tokens, mind.temperature, stop, stop)
-    found = list[Trace]()
+    words, found = task.marker.split(), list[Trace]()
     for example, prompt, thoughts in zip(examples, prompts, replies, strict=True):
         for thought in thoughts:
-            body, mark, _ = thought.text.partition(task.marker.split()[-1])
+            body, mark, rest = thought.text.partition(words[0])  # the tag that closes a trace is no step
             steps = split(body, task.delimiter)
-            if mark and steps and thought.ended:
+            if words[-1] in mark + rest and steps and thought.ended:
                 found.append(Trace(example, prompt, thought.tokens, steps, task.answer_in(thought.text)))
     if not found:
         raise UserError(

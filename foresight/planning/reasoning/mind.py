@@ -282,10 +282,23 @@ class Mind:
         return found
 
     def _chosen(self, choice: Any, stop: Sequence[str], ending: Sequence[str]) -> Thought:
-        """A server's choice as a thought. Of text alone the ids are those of our own tokenizer."""
-        tokens = self.continuation(choice.text) if choice.tokens is None else tuple(choice.tokens)
-        text = choice.text if choice.tokens is None else self.policy.decode(tokens)
-        within = choice.stopped and (text.endswith(tuple(stop)) and not text.endswith(tuple(ending)))
+        """A server's choice as a thought. Of text alone the ids are those of our own tokenizer.
+
+        Raises UserError if the server does not tell whether a text of `stop` ended a step, or the answer ended.
+        """
+        server = self.policy.completer
+        if choice.stop is None and set(stop) - set(ending):
+            raise UserError(
+                f"{server.root} returns neither the text that stopped a completion nor which one did, so the end of a "
+                "step and that of an answer look alike: use a server that reports it, as vLLM and SGLang do, or a "
+                "method without steps, such as self_consistency or best_of_n."
+            )
+        text = server.text(choice, stop)
+        if choice.tokens is None:
+            tokens = self.continuation(text)
+        else:
+            tokens = (*choice.tokens, *self.continuation(text[len(self.policy.decode(choice.tokens)) :]))
+        within = choice.stop and choice.stop not in ending and not text.endswith(tuple(ending))
         return Thought(text, tokens, sum(choice.logprobs or ()), choice.stopped and not within)
 
     def _scores(self, pairs: Sequence[tuple[Example, str]]) -> Sequence[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -13,6 +13,7 @@ from foresight.data.text import TokenBatch, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import mtp
+from foresight.nets.language.completion import encode
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.nets.language.scorer import Scorer, completing
@@ -35,9 +36,9 @@ def exact(task: TextTask) -> Verifier:
 def reward_model(scorer: Scorer, aggregate: str = "min") -> Verifier:
     """σ of a reward model's scores, read where it was trained.
 
-    Of a model of whole answers: at the end token, which is put after the text. Of a model of steps, which are lines: at
-    the last token of each, the least of them, their product or the last (`aggregate`; Lightman et al. 2023 use the
-    product); 0.5 before the first. A line break after a step is no part of it.
+    Of a model of whole answers: at the end token, which follows the text as in training (`completion.encode`). Of a
+    model of steps: at the last token of each, the least of them, their product or the last (`aggregate`; Lightman et
+    al. 2023 use the product); 0.5 before the first. The delimiter after a step, such as a line break, is no part of it.
     """
     if aggregate not in AGGREGATES:
         raise errors.unknown("aggregate", aggregate, AGGREGATES)
@@ -47,7 +48,7 @@ def reward_model(scorer: Scorer, aggregate: str = "min") -> Verifier:
         found = list[float]()
         for start in range(0, len(texts), BATCH):
             few = slice(start, start + BATCH)
-            batch = _batch(scorer.trunk, examples[few], texts[few], () if steps else scorer.trunk.stop_ids[:1])
+            batch = (_batch if steps else _answers)(scorer.trunk, examples[few], texts[few])
             with torch.no_grad():
                 scores = scorer.steps(batch)[:, 0].sigmoid()
             for row, ids, length, text in zip(
@@ -56,7 +57,7 @@ def reward_model(scorer: Scorer, aggregate: str = "min") -> Verifier:
                 if not steps:
                     found.append(row[int(length) - 1].item())
                     continue
-                places = completing(scorer.trunk, ids[: int(length)].tolist(), ends(text))
+                places = completing(scorer.trunk, ids[: int(length)].tolist(), ends(text, scorer.delimiter))
                 found.append(AGGREGATES[aggregate](row[places].tolist()) if places else 0.5)
         return found
 
@@ -90,9 +91,11 @@ def likelihood(model: LanguageModel, aggregate: str = "min") -> Verifier:
     return verify
 
 
-def ends(text: str) -> list[int]:
-    """The number of characters up to the end of each line that is not empty."""
-    return [match.end() for match in re.finditer(r"[^\n]+", text) if match[0].strip()]
+def ends(text: str, delimiter: str = "\n") -> list[int]:
+    """The number of characters up to the end of each step that is not empty, without the delimiter after it."""
+    steps = text.split(delimiter)
+    found = itertools.accumulate((len(step) + len(delimiter) for step in steps), initial=-len(delimiter))
+    return [end for step, end in zip(steps, list(found)[1:], strict=True) if step.strip()]
 
 
 def critic(policy: LanguageModel, heads: MultiTokenHeads) -> Verifier:
@@ -127,6 +130,17 @@ def _batch(
     for prompt, row in zip(prompts, rows, strict=True):
         if not row:
             row.append(prompt.pop())
+    return _padded(prompts, rows)
+
+
+def _answers(model: LanguageModel, examples: Sequence[Example], texts: Sequence[str]) -> TokenBatch:
+    """Prompts with a whole answer each, and the token that ends it."""
+    pairs = [encode(model, one.prompt, text, one.tools) for one, text in zip(examples, texts, strict=True)]
+    return _padded([prompt for prompt, _ in pairs], [answer for _, answer in pairs])
+
+
+def _padded(prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> TokenBatch:
+    """Prompts with one completion each."""
     prompt_ids, prompt_length = pad(prompts)
     completion, length = pad(rows)
     shape = (len(rows), 1, completion.shape[1])

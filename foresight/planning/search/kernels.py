@@ -164,7 +164,7 @@ def _select_uct(parameters: Doubles, trees: Trees, b: int, node: int) -> int:
         if trees.n[a] > 0:
             score = (trees.q[a] - base) / spread + c * math.sqrt(bonus / trees.n[a])
         else:
-            score = 1e9 + np.float64(trees.prior[b, node, a])
+            score = 1e6 + np.float64(trees.prior[b, node, a])
         score += np.float64(trees.noise[b, a])
         if score > best:
             best, choice = score, a

@@ -110,7 +110,8 @@ def search(
 
     With 0 simulations it is the raw policy: weights are the prior, value is the model's.
     Raises UserError for a position without a legal action, a model output that is not finite (with the position), fewer
-    than 0 simulations or more than memory holds, an unknown backend, and Gumbel with `reuse`.
+    than 0 simulations or more than memory holds, an unknown backend, and `reuse` with Gumbel or with
+    a model whose `reuses` is False (sampled actions).
     """
     if isinstance(simulations, bool) or not isinstance(simulations, int):
         raise UserError(f"The number of simulations must be a whole number, not {simulations!r}.")
@@ -124,6 +125,10 @@ def search(
         raise UserError(
             f"{type(rule).__name__} plans all its visits in advance, so it cannot reuse a tree. Use PUCT or UCT, or "
             "leave out reuse."
+        )
+    if reuse is not None and not getattr(model, "reuses", True):
+        raise UserError(
+            f"{type(model).__name__} samples other actions at every root, so it cannot reuse a tree. Leave out reuse."
         )
     logits, value, state = model.root(obs)
     if (row := _bad_row(logits, value)) is not None:

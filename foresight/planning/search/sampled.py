@@ -7,7 +7,7 @@ The wrapper is a search `Model` with K numbered actions. Source: Sampled MuZero,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor
@@ -28,8 +28,10 @@ class SampledActions(Generic[Obs, State]):
     Actions are sampled from β ∝ π^(1/τ), where τ is the `temperature`, and their priors are proportional to (β̂/β) π
     (normalized by the search), where β̂ is the share of an action among the K samples: 1/K for continuous actions. A
     discrete action sampled twice is one action with twice the share. With τ = 1 the samples come from the policy
-    itself, and the prior is β̂.
+    itself, and the prior is β̂. A tree cannot be reused: every search samples other actions at its root.
     """
+
+    reuses: ClassVar[bool] = False  # see `mcts.search`
 
     def __init__(
         self,

@@ -227,14 +227,14 @@ def tie_noise(like: Tensor, generator: torch.Generator) -> Tensor:
 def by_visits(root: Node, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """`(action [B], weights [B, A])`: the weights are the shares of the visits (the prior, if there are no visits).
 
-    The action is sampled in proportion to visits^(1/temperature), or at temperature 0 the most visited one (ties: the
-    first).
+    The action is sampled in proportion to visits^(1/temperature), never an unvisited one, or at temperature 0 the most
+    visited one (ties: the first).
     """
     count = root.visits.sum(-1, keepdim=True)
     weights = torch.where(count > 0, root.visits / count.clamp(min=1), root.prior)
     if temperature == 0:
         return weights.masked_fill(~root.legal, -1.0).argmax(-1), weights
-    sharp = torch.softmax(weights.clamp(min=TINY).log() / temperature, -1) * root.legal
+    sharp = torch.softmax(weights.log() / temperature, -1) * root.legal
     home = generator.device if generator is not None else sharp.device
     return torch.multinomial(sharp.to(home), 1, generator=generator).squeeze(-1).to(sharp.device), weights
 
@@ -334,7 +334,7 @@ class UCT:
         """See the class."""
         q = normalize(node, node.q, self.normalize)
         bonus = self.c * (node.total.log().unsqueeze(-1) / node.visits.clamp(min=1)).sqrt()
-        return torch.where(node.visits > 0, q + bonus, 1e9 + node.prior)
+        return torch.where(node.visits > 0, q + bonus, 1e6 + node.prior)
 
     def noisy_score(self, node: Node, noise: Tensor, planned: Tensor | None) -> Tensor:
         """See `Rule`."""

@@ -178,6 +178,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     path = weak(tmp_path)
     for changed, message in (
         ({"policy": path, "memory": "gru"}, "A VLA has no memory"),
+        ({"policy": path, "backbone": "separate"}, "A VLA has no backbone"),
         ({"policy": path, "ratio": "sequence"}, "Unknown ratio 'sequence'"),
         ({"critic_warmup": 3}, "are for a VLA: add --policy RUN"),
         ({"policy": str(tmp_path / "none")}, "There is no trained VLA"),

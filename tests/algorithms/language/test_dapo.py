@@ -8,10 +8,10 @@ import torch
 from foresight.algorithms.language import dapo
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.ops.advantage import overlong
+from foresight.ops.advantage import group_scaled, overlong
 from foresight.planning.generation.rollout import sample_groups_until
 from foresight.training.options import build_config
-from tests import tiny_language
+from tests import tiny_conversations, tiny_language
 from tests.algorithms.language.group_runs import TOKENS, build, count_a, first_gradients, second_pass
 from tests.sabotage import change, flip_sign, returns, sabotaged_by
 
@@ -46,6 +46,20 @@ def test_soft_overlong_punishment_as_equation_13_has_it():
     assert overlong(length, 16, 4).tolist() == [[0.0, 0.0, -0.25, -0.5, -1.0, -1.0]]
 
 
+def whole_length(original):
+    return lambda batch: batch.length
+
+
+@sabotaged_by("foresight.data.text.TokenBatch.longest_turn", whole_length)
+def test_a_conversation_is_overlong_where_one_of_its_turns_is(monkeypatch):
+    batch = tiny_conversations.converse(tiny_conversations.model(), tiny_conversations.task(), 4, 12).batch
+    assert (batch.length > 12).all() and batch.stopped.any() and not batch.stopped.all()
+    state, seen = build(dapo, max_new_tokens=12, overlong_buffer=2), []
+    monkeypatch.setattr(dapo, "group_scaled", lambda rewards: seen.append(rewards) or group_scaled(rewards))
+    dapo.update(state, batch, torch.ones(3, 4))
+    assert seen[0].tolist() == batch.stopped.float().tolist()  # only turns that reach the limit are punished
+
+
 def everything(original):
     return lambda rewards: torch.ones(len(rewards), dtype=torch.bool)
 
@@ -75,11 +89,27 @@ def test_dynamic_sampling_has_a_limit_and_reports_how_full_the_batch_is():
     state = build(dapo)
     task = TextTask("t", [Example(f"{i}?") for i in range(8)], [], lambda e, c: [1.0] * len(c))
     rollout, seen = sample_groups_until(differs, 3, state.policy, task, 4, 4, TOKENS, 1.0, state.generator)
-    assert seen == {"reward": 1.0, "batches": 3.0, "filled": 0.0}
+    assert seen == {"reward": 1.0, "equal_reward_groups": 1.0, "batches": 3.0, "filled": 0.0}
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] < 1  # lengths differ
     fields = {"overlong_penalty": 0.0, "overlong_filter": False}
     state.config = build_config(dapo.Config, tiny_language.folder(), precision="float32", **fields)
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] == 1
+
+
+@sabotaged_by("foresight.ops.advantage.differs", everything)
+@pytest.mark.parametrize("limit", [1, 3])
+def test_equal_groups_are_counted_over_everything_sampled(limit):
+    """Both answers to an even number are right: four of eight questions give no gradient."""
+
+    def grade(examples, completions):
+        return [max(1.0 - int(one.prompt[0]) % 2, i % 2) for i, one in enumerate(examples)]
+
+    task = TextTask("t", [Example(f"{i}?") for i in range(8)], [], grade)
+    config = {"prompts": 8, "group": 2, "max_batches": limit, "overlong_penalty": 0.0, "steps": 1}
+    state = build(dapo, **config)
+    _, metrics, _ = next(dapo.train(state.config, task, state))
+    assert metrics["equal_reward_groups"] == 0.5 and metrics["reward"] == 0.75
+    assert metrics["batches"] == min(limit, 2) and metrics["filled"] == 1 and len(metrics["samples"]) == 8
 
 
 def test_an_overlong_buffer_longer_than_the_limit_is_refused_where_there_is_a_punishment():

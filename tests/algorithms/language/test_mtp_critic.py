@@ -38,6 +38,15 @@ def _rollout(**fields):
     return state, batch
 
 
+@sabotaged_by("foresight.training.microbatch.step", change("count", lambda n: 2 * n))
+def test_metrics_per_token_are_over_the_models_own_tokens():
+    state, batch = _rollout()
+    batch = dataclasses.replace(batch, own=(torch.arange(batch.completion.shape[-1]) % 2 == 0).expand_as(batch.mask))
+    with torch.no_grad():
+        expected = state.policy.logprob(batch)[1].sum() / batch.mask.sum()
+    assert mtp_critic.update(state, batch, REWARDS)["entropy"] == pytest.approx(expected.item(), rel=1e-4)
+
+
 def _gradients(state, batch, rewards=REWARDS) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What an update hands to the optimizers of trunk and heads."""
     caught: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])

@@ -197,11 +197,29 @@ def test_an_accounting_names_what_was_left():
     assert max(map(len, rows)) < 80 and all(row[0] == row[-1] == 0 for row in rows)
 
 
+def test_a_completion_that_is_null_is_none():
+    state = _state()
+    rows = [Example("3+4=", "7", columns={"completion": given}) for given in (None, "8")]
+    assert [state.policy.decode(row) for row in pretrain.documents(state, rows)] == ["3+4=7", "3+4=8"]
+
+
 def test_what_it_cannot_write_is_refused():
     with pytest.raises(UserError, match="no character 'é'"):
         pretrain.documents(_state(), [Example("caf", "é")])
     with pytest.raises(UserError, match="predict_tokens must be at least 1"):
         _state(predict_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"bias_rate": 0.001}, "bias_rate balances experts"),
+        ({"experts": 2, "mlp_size": 0}, "mlp_size 0 leaves these out"),
+    ],
+)
+def test_experts_need_a_feed_forward_layer_and_their_balance_needs_experts(fields, said):
+    with pytest.raises(UserError, match=said):
+        _state(**fields)
 
 
 @sabotaged_by("foresight.algorithms.language.pretrain.buckets", lambda f: lambda lengths: f(lengths)[:-1])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from foresight.algorithms.language import pretrain, reward_model
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
+from foresight.planning.reasoning import verifiers
 from foresight.training import corpus
 from foresight.training.options import build_config
+from tests import tiny_language
 from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, same_gradients
 from tests.sabotage import change, sabotaged_by, scaled, swap
 
@@ -63,6 +67,19 @@ def test_a_process_reward_model_scores_the_end_of_every_step():
     same_gradients(caught, scorer.parameters())
 
 
+@sabotaged_by("foresight.planning.reasoning.verifiers.ends", lambda f: lambda text: f(text)[-1:])
+def test_a_process_reward_model_scores_an_answer_by_its_least_step():
+    state = build(reward_model)
+    state.scorer.of_steps = True
+    batch = reward_model._corpus(state, STEPS).batch(range(4))
+    ends, _ = corpus.step_ends(state.scorer.trunk, batch, STEPS)
+    with torch.no_grad():
+        logits = state.scorer.steps(batch)[:, 0]
+    expected = [torch.sigmoid(row[end]).min().item() for row, end in zip(logits, ends, strict=True)]
+    pairs = [(row.prompt, "\n".join(row.columns["completions"])) for row in STEPS]
+    assert reward_model.act(state, pairs)[0] == pytest.approx(expected, rel=1e-5)
+
+
 def test_steps_end_where_they_do_whatever_stands_before_the_first():
     state = build(reward_model)
     scorer = state.scorer.trunk
@@ -107,6 +124,33 @@ def test_a_reward_model_is_saved_with_its_head_and_gives_no_answers(tmp_path):
         reward_model.act(state, PAIRS)
 
 
+TURNS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}={% endif %}{{ m.content }}W {% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
+
+
+def no_generation_config(original):
+    return lambda source, config: None
+
+
+@sabotaged_by("foresight.nets.language.pretrained._generation", no_generation_config)
+def test_an_answer_ends_in_a_reward_model_as_in_the_policy(tmp_path):
+    """Turns end with W, the tokenizer's end is another token, and the template writes a space after a turn."""
+    folder = Path(shutil.copytree(tiny_language.folder(), tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text(TURNS)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 41]}')
+    policy, state = pretrained.load(str(folder), precision="float32"), build(reward_model, model=str(folder))
+    exported = str(reward_model.export(state, tmp_path / "rm"))
+    scorer = pretrained.load_scorer(exported, precision="float32", trained=True)
+    expected = corpus.encode(policy, "1?", "2")
+    assert expected[1][-1] == 41
+    assert corpus.encode(state.scorer.trunk, "1?", "2") == corpus.encode(scorer.trunk, "1?", "2") == expected
+    (score,), _, _ = reward_model.act(state, [("1?", "2")])
+    (read,) = verifiers.reward_model(scorer)([Example("1?")], ["2"])
+    assert math.isclose(read, 1 / (1 + math.exp(-score)), rel_tol=1e-5)
+
+
 def test_a_small_decoder_of_our_own_becomes_a_reward_model(tmp_path):
     small = {"layers": 1, "dim": 16, "heads": 2, "kv_heads": 1, "mlp_size": 16, "context": 32, "precision": "float32"}
     folder = pretrain.export(pretrain.build(pretrain.Config(**small, tokens="numbers")), tmp_path / "decoder")
@@ -124,3 +168,20 @@ def test_a_small_decoder_of_our_own_becomes_a_reward_model(tmp_path):
     assert again.of_steps  # so that a verifier reads it at the end of each
     assert reward_model.act(loaded, pairs)[0] == pytest.approx(scores, abs=1e-6)
     assert scores[0] != scores[1]
+
+
+@sabotaged_by("foresight.training.corpus.delimiter", lambda f: lambda row: "\n")
+def test_steps_are_joined_and_read_by_their_delimiter(tmp_path):
+    columns = {"prompt": "1?", "completions": ["1", "ab", "345"], "labels": [True, True, False], "delimiter": " +"}
+    rows, state = [Example("1?", columns=columns)] * 2, build(reward_model, steps=1)
+    list(reward_model.train(state.config, TextTask("steps", rows, rows, None), state))
+    batch = reward_model._corpus(state, rows).batch([0])
+    ends, _ = corpus.step_ends(state.scorer.trunk, batch, rows[:1])
+    assert state.scorer.trunk.decode(batch.completion[0, 0].tolist()) == "1 +ab +345"
+    assert ends[0].nonzero()[:, 0].tolist() == [0, 4, 9]
+    again = pretrained.load_scorer(str(reward_model.export(state, tmp_path)), trained=True, precision="float32")
+    least = again.steps(batch)[:, 0][ends].sigmoid().min().item()
+    assert verifiers.reward_model(again)(rows[:1], ["1 +ab +345"]) == pytest.approx([least], abs=1e-6)
+    mixed = [rows[0], Example("2?", columns={**columns, "delimiter": ","})]
+    with pytest.raises(UserError, match="separated by ' \\+', and of others by ','"):
+        list(reward_model.train(state.config, TextTask("steps", mixed, mixed, None), state))

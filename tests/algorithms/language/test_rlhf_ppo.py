@@ -198,6 +198,14 @@ def test_a_reward_model_scores_the_sampled_ids(tmp_path):
     assert metrics["grade"] == 0.5 and metrics["reward"] != 0.5
 
 
+def test_a_reward_model_of_steps_is_refused(tmp_path):
+    state = reward_model.build(build_config(reward_model.Config, tiny_language.folder(), precision="float32"))
+    state.scorer.of_steps = True
+    reward_model.export(state, tmp_path / "steps")
+    with pytest.raises(UserError, match="was trained on steps, and rlhf_ppo scores whole answers"):
+        _rollout(reward_model=str(tmp_path / "steps"))
+
+
 @sabotaged_by("foresight.algorithms.language.rlhf_ppo.train", begins_anew)
 def test_a_mid_run_state_continues_bit_for_bit():
     task = TextTask("t", [Example(p) for p in PROMPTS], [Example("9?")], lambda e, c: [float(x.count("a")) for x in c])

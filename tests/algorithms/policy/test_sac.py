@@ -111,6 +111,7 @@ MISTAKES = [
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
     ({"entropy_temperature": 0.0}, "entropy_temperature must be above 0"),
     ({"replay_size": 10}, "replay_size 10 is too small"),
+    ({"memory": "gru", "replay_size": 8 * 33}, "33 steps per environment, but a batch needs more than 33"),
 ]
 
 
@@ -119,6 +120,18 @@ MISTAKES = [
 def test_mistakes_are_named(module, config, make, options, message) -> None:
     with pytest.raises(UserError, match=message):
         next(module.train(dataclasses.replace(config, **options), make()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "half"}, "Unknown precision 'half'"),
+        ({"precision": "bfloat16", "memory": "gru"}, "needs precision float32"),
+    ],
+)
+def test_precisions_that_do_not_fit_are_named(options, message) -> None:
+    with pytest.raises(UserError, match=message):
+        sac.build(dataclasses.replace(SAC, **options), aim().spaces)
 
 
 def test_actions_of_the_wrong_kind_are_named() -> None:
@@ -149,6 +162,23 @@ def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
         backward()
         found.append((loss, q, state.critics.mlp.flat.grad.clone()))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@sabotaged_by("foresight.nets.precision.dtype", lambda f: lambda *_: None)
+def test_updates_in_bfloat16_are_near_those_in_float32() -> None:
+    spaces = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-2, 2, (2,), np.float32))
+    batch = Transitions(
+        torch.randn(70, 3), torch.randn(70, 2), torch.randn(70), torch.full((70,), 0.9), torch.randn(70, 3),
+        torch.arange(70),
+    )  # fmt: skip
+    found = []
+    for precision in ("float32", "bfloat16"):
+        state = sac.build(sac.Config(precision=precision), spaces)
+        for module in (state.critics, state.target, state.actor):
+            torch.nn.init.normal_(module.mlp.flat, std=0.1, generator=torch.Generator().manual_seed(1))
+        found.append(sac.update(state, batch))
+    for name in ("critic_loss", "q", "entropy"):
+        assert found[0][name] != found[1][name] == pytest.approx(found[0][name], rel=0.02)
 
 
 @sabotaged_by("foresight.nets.outputs.TanhNormal.sample_logp", lambda f: lambda *a: (f(*a)[0], 0 * f(*a)[1]))

@@ -166,3 +166,10 @@ def test_a_loss_of_nan_reaches_no_weight() -> None:
     with pytest.raises(LostError, match="loss became nan"):
         ag.reinforce(state)
     assert all(torch.equal(before[key], value) for key, value in state.rl.state_dict().items())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.4, 0.5])
+def test_the_share_of_games_that_was_asked_for_is_held_out(share: float) -> None:
+    games = torch.arange(1000).repeat(2)  # two positions of each
+    assert (~ag._training(games, share)).sum() == pytest.approx(2 * 1000 * share, abs=2)
+    assert ag._training(torch.tensor([0]), share).all()  # nothing else to train on

@@ -10,9 +10,11 @@ import torch
 
 from foresight.algorithms.search import muzero, sampled_muzero
 from foresight.data.trajectory import Trajectory
+from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
 from foresight.planning.search import sampled
 from foresight.planning.search.mcts import search
+from foresight.planning.search.tree import advance
 from foresight.training.options import build_config
 from tests.algorithms.search.muzero_runs import SMALL, Bandit, small, unmasked
 from tests.sabotage import change, sabotaged_by
@@ -136,3 +138,11 @@ def test_sampled_muzero_chooses_what_is_legal_and_learns_it() -> None:
     assert action.dtype == torch.int64 and (action % 3 == 1).all()
     assert action.float().mean() >= 30  # 25 by chance; 34 to 44 over seeds
     assert torch.equal(action, extras["taken"]) and extras["actions"].shape == (4, 8)
+
+
+def test_a_tree_of_sampled_actions_is_not_reused() -> None:
+    """Its root has other actions the next time."""
+    model = sampled.SampledActions(Still(torch.zeros(2)), TanhNormalHead(1), 4)
+    found = search(model, torch.zeros(1, 1), 8, muzero.RULE)
+    with pytest.raises(UserError, match=r"SampledActions samples other actions .* Leave out reuse"):
+        search(model, torch.zeros(1, 1), 8, muzero.RULE, reuse=advance(found.tree, found.action))

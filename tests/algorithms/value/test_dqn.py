@@ -226,6 +226,22 @@ def test_the_compiled_objective_is_the_readable_one(double: bool) -> None:
     torch.testing.assert_close(gradient, state.network.body.flat.grad, rtol=1e-4, atol=1e-6)
 
 
+@sabotaged_by("foresight.nets.precision.dtype", lambda f: lambda *_: None)
+def test_updates_in_bfloat16_are_near_those_in_float32() -> None:
+    spaces = Spaces(gs.Box(-1, 1, (5,), np.float32), gs.Discrete(3))
+    batch = Transitions(
+        torch.randn(70, 5), torch.randint(0, 3, (70,)), torch.randn(70), torch.full((70,), 0.9), torch.randn(70, 5),
+        torch.arange(70),
+    )  # fmt: skip
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        state = dqn.build(dqn.Config(precision=precision), spaces)
+        for module in (state.network, state.target):
+            torch.nn.init.normal_(module.body.flat, std=0.1, generator=torch.Generator().manual_seed(0))
+        losses.append(dqn.update(state, batch)["loss"])
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
 @sabotaged_by("foresight.ops.value.double_q_target", swap("reward", "discount"))
 def test_the_compiled_gradient_is_that_of_the_q_target() -> None:
     q = torch.randn(40, 3, requires_grad=True)

@@ -76,6 +76,22 @@ def test_games_may_fork_off_recent_ones() -> None:
     assert (TTT.moves(env.position) == 0).all()
 
 
+@sabotaged_by("foresight.envs.games.selfplay.SelfPlay._new_games", lambda f: lambda self, count: self.game.start(count))
+def test_a_length_counts_no_move_before_the_episode() -> None:
+    """Those of an opening or of the game that was forked. A whole game has at least 5."""
+    env = SelfPlay(TTT, 200, openings=3, forked=0.5)
+    obs, lengths, before = env.reset(0), [], TTT.moves(env.position)
+    for _ in range(12):
+        back = env.step(torch.multinomial(obs["action_mask"].float(), 1).squeeze(-1))
+        ended = back.cut.bool()
+        made = (back.final_obs["planes"][:, :2] != 0).sum((1, 2, 3))
+        if ended.any():
+            assert back.info["episode_length"] == (made - before)[ended].tolist()
+            lengths += back.info["episode_length"]
+        before, obs = torch.where(ended, TTT.moves(env.position), before), back.obs
+    assert min(lengths) < 5
+
+
 @pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
 @sabotaged_by(
     "foresight.envs.games.selfplay.symmetric",

@@ -12,7 +12,7 @@ from foresight.data import forms
 from foresight.envs.text import make as text
 from foresight.envs.text import rewards
 from foresight.envs.text.dataset import dataset
-from foresight.envs.text.graders import last_integer
+from foresight.envs.text.graders import grade_ending, last_integer
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
@@ -134,6 +134,37 @@ def test_without_a_reward_function_the_column_answer_decides(rows):
     task = text.make(str(rows))
     example = next(e for e in [*task.train, *task.test] if e.answer == "5")
     assert task.grade([example] * 4, ["4+1 is 5.", "15", "5 or 6", "= 5"]) == [1, 0, 0, 1]
+
+
+GRADES = [  # an answer, with right and wrong completions
+    ("19", ["5+14: 19 apples", "so it is 19!", "**19**", r"= \boxed{19}", "$19$", "19.0"], ["19/20", "1.19", "-19"]),
+    ("12", ["of 3, 12", "x=12, I think", "9-12"], ["The answer is -12", "1,012", "12e3", "none"]),
+    ("-12", ["is -12.", "\u221212"], ["12", "9-12"]),
+    ("5", ["1,2,5", "5."], ["It is 1.5", "4/5", "0.5"]),
+    ("1,234", ["1234", "1,234", "1234.0"], ["234", "1,2345"]),
+    ("3/4", ["0.75", "6 / 8", ".75", r"\boxed{\frac{3}{4}}"], ["4", "3", "3/5"]),
+    ("4", ["8/2"], ["3/4", r"\frac{3}{4}"]),
+    ("Paris", ["It is Paris.", '"**Paris**"', r"\boxed{Paris}"], ["Paris, France", "St-Paris", "paris"]),
+    ("5 cm", ["It is 5 cm!"], ["1.5 cm", "-5 cm", "15 cm"]),
+    ("f(x)", ["It is f(x)."], ["g(x)"]),
+    ("7", ["7"], ["7" * 5000]),
+    ("...", ["..."], ["It", ""]),
+]
+
+
+@sabotaged_by("foresight.envs.text.exact.last_number", lambda f: lambda text: f(text).lstrip("-"))
+@sabotaged_by("foresight.envs.text.exact.is_number", lambda f: lambda text: False)
+def test_a_number_is_compared_by_value_and_a_text_with_the_end():
+    for answer, right, wrong in GRADES:
+        texts = [*right, *wrong]
+        grades = grade_ending([Example("?", answer)] * len(texts), texts)
+        assert grades == [1.0] * len(right) + [0.0] * len(wrong), answer
+
+
+@sabotaged_by("foresight.envs.text.exact.last_number", lambda f: lambda text: "")
+def test_votes_are_counted_under_the_number_that_is_graded():
+    task = TextTask("t", [], [], None)
+    assert {task.answer_in(text) for text in ("It is 5, so.", "5.0", "1, 2,5", r"\boxed{5}", "10/2")} == {"5"}
 
 
 def test_completions_of_conversations_are_messages():

@@ -286,10 +286,12 @@ MISTAKES = [
     ({"kind": "gtrxl", "size": 9, "heads": 2}, {}, "multiple of its 2 heads"),
     ({"kind": "transformer", "size": 9, "heads": 2}, {}, "dim=9 is not a multiple of heads=2"),
     ({"kind": "gru"}, {"backbone": "share"}, "Did you mean 'shared'"),
+    (None, {"backbone": "share"}, "Did you mean 'shared'"),
+    (None, {"backbone": "separate"}, "no effect without a memory"),
 ]
 
 
 @pytest.mark.parametrize(("shape", "options", "message"), MISTAKES)
 def test_mistakes_are_named(shape, options, message):
     with pytest.raises(UserError, match=message):
-        memory.actor_critic(BOX, CHOICE, heads.ScalarHead(), memory.Shape(**shape), **options)
+        memory.actor_critic(BOX, CHOICE, heads.ScalarHead(), shape and memory.Shape(**shape), **options)

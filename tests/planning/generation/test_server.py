@@ -128,6 +128,27 @@ def test_a_stop_text_ends_a_row_without_a_stop_token(stub):
     assert (batch.stopped & ~torch.isin(last, torch.tensor(_model().stop_ids))).any()
 
 
+def left_out(original):
+    return lambda self, choice, stops=(): choice.text
+
+
+@sabotaged_by("foresight.planning.generation.server.Server.text", left_out)
+def test_a_stop_text_that_a_server_leaves_out_is_put_back(stub):
+    stub.form, model = "text", _model()
+
+    def answers(strips, reports=""):
+        stub.strips, stub.reports = strips, reports
+        return Server(stub.url, model).generate_texts(PROMPTS[:1], 12, 8, 1.0, _seeded(), stop=["a"])
+
+    texts, stopped = answers(strips=False)
+    assert any(text.endswith("a") for text in texts) and not all(text.endswith("a") for text in texts)
+    for reports in ("stop_reason", "matched_stop"):
+        assert answers(strips=True, reports=reports) == (texts, stopped)
+    guessed, _ = answers(strips=True)  # it does not tell: what stopped did so at the only stop text
+    for text, guess, ended in zip(texts, guessed, stopped, strict=True):
+        assert guess == (text if text.endswith("a") or not ended else text + "a")
+
+
 # ---- weights --------------------------------------------------------------------------------------------------------
 
 

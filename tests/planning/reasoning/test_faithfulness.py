@@ -68,6 +68,17 @@ def test_a_reader_of_its_trace_has_a_large_area_and_a_looker_none():
     assert sum(early.area) == sum(wrong.area) == 0.0 and early.right == wrong.right == 1.0
 
 
+def test_the_tag_that_closes_a_trace_is_no_step():
+    task = make("addition", trace=True, held_out=2)
+    whole = "<think> 1+2=3. 3+4=7. </think> <answer> 7 </answer>"
+    for text in (whole, whole.replace("7. <", "7.\n<")):
+        traces = faith.sample(Mind(Scripted(lambda _, draw, text=text: text), 80), task, task.test)
+        assert [len(trace.steps) for trace in traces] == [2, 2] and {trace.answer for trace in traces} == {"7"}
+    for missing in ("</think> ", "<answer> "):
+        with pytest.raises(UserError, match="None of 2 completions has steps"):
+            faith.sample(Mind(Scripted(lambda _, draw, tag=missing: whole.replace(tag, "")), 80), task, task.test)
+
+
 def test_the_area_is_the_integral_over_the_share_of_the_trace():
     _, _, early, _ = _measured(reader)
     for same, area in zip(early.same, early.area, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -125,6 +126,31 @@ def test_every_method_thinks_with_a_server(name):
         for result in methods.run(name, mind, task, task.test, 48, **methods.sized(name, 48, 12)):
             assert 0 < result.charge.sampled_tokens <= 48
     assert stub.requests
+
+
+def ends_every_step(original):
+    return lambda self, found, stops: [dataclasses.replace(choice, stop="") for choice in found]
+
+
+@sabotaged_by("foresight.planning.generation.server.Server._ended", ends_every_step)
+def test_the_end_of_a_step_or_an_answer_is_what_a_server_reports_or_shows():
+    policy = tiny_language.model()
+    with openai_server.serve(openai_server.Stub(policy)) as stub:
+
+        def thoughts(form, stop=("a", "b"), strips=False, reports=""):
+            stub.form, stub.strips, stub.reports = form, strips, reports
+            policy.completer = Server(stub.url, policy, tries=2, wait=0.01)
+            found = Mind(policy).sample([[3, 4, 5]], 24, 12, 1.0, stop, ("b",))
+            return [(thought.text, thought.ended) for thought in found[0]]
+
+        known = thoughts("token_ids")
+        ends = {text[-1:]: ended for text, ended in known}
+        assert (ends["a"], ends["b"]) == (False, True) and any(ended and text[-1:] not in "ab" for text, ended in known)
+        assert thoughts("text") == thoughts("text", strips=True, reports="stop_reason") == known
+        assert thoughts("text", strips=True, reports="matched_stop") == known
+        with pytest.raises(UserError, match="look alike: use a server that reports it"):
+            thoughts("text", strips=True)
+        assert all(ended for text, ended in thoughts("text", stop=("b",), strips=True) if text.endswith("b"))
 
 
 def test_a_verifier_that_raises_is_named_with_its_text():

@@ -122,6 +122,23 @@ def test_deep_think_asks_a_chat_model_in_words():
         assert {node.kind for node in result.answer.tree.nodes} >= {"question", "answer", "critique"}
 
 
+def test_deep_think_revises_unless_the_critique_begins_with_correct():
+    critiques = {
+        "This is not correct: 7+12 is 19.": True, "Incorrect.": True, "Correctness fails.": True,
+        "**Correct.**": False, "correct: 18": False,
+    }  # fmt: skip
+    for critique, revised in critiques.items():
+
+        def chat(text, draw, critique=critique):
+            if "Find the first mistake" in text:
+                return critique
+            return "19" if "critique" in text else "18"
+
+        mind = Mind(Scripted(chat, chat=True), 40)
+        result = methods.run("deep_think", mind, make("addition", held_out=4), FEW[:1], n=1, rounds=1)[0]
+        assert result.answer.text == ("19" if revised else "18"), critique
+
+
 def test_a_model_values_its_own_thoughts_in_three_words():
     def chat(text, draw):
         return "sure" if "7" in text.partition("steps so far:")[2].partition("Can the")[0] else "impossible"

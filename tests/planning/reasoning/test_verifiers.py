@@ -35,8 +35,12 @@ def _probability(scorer, example, text, after=()):
         return torch.sigmoid(trunk.states(TokenTree([ids]))[-1] @ scorer.head.weight[0]).item()
 
 
+def without_the_end(original):
+    return lambda *args: (original(*args)[0], original(*args)[1][:-1] or [1])
+
+
 @sabotaged_by("foresight.nets.language.scorer.Scorer.steps", flip_sign)
-@sabotaged_by("foresight.planning.reasoning.verifiers._batch", change("after", lambda ids: ()))
+@sabotaged_by("foresight.nets.language.completion.encode", without_the_end)
 def test_a_reward_model_of_answers_is_read_at_the_end_token_as_it_was_trained():
     scorer = _scorer()
     found = verifiers.reward_model(scorer)(EXAMPLES, TEXTS)
@@ -46,11 +50,11 @@ def test_a_reward_model_of_answers_is_read_at_the_end_token_as_it_was_trained():
 
 
 def only_the_last(original):
-    return lambda text: original(text)[-1:]
+    return lambda *args: original(*args)[-1:]
 
 
 def with_the_line_breaks(original):
-    return lambda text: [end + (end < len(text)) for end in original(text)]
+    return lambda text, *rest: [end + (end < len(text)) for end in original(text, *rest)]
 
 
 def flip_sign_of_the_first(original):

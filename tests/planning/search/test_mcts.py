@@ -316,6 +316,22 @@ def test_temperature_draws_in_proportion_to_visits() -> None:
     assert (search(model, obs[:8], 12, PUCT()).action == result.weights[0].argmax()).all()
 
 
+def test_an_action_without_visits_is_not_played_at_any_temperature() -> None:
+    obs = torch.zeros(300, dtype=torch.int64)
+    result = search(TableModel(random_tables(1)), obs, 8, PUCT(), temperature=50.0, generator=seeded())
+    assert result.action.unique().tolist() == [1, 2] and (result.weights == 0).any()
+    assert (result.weights.gather(1, result.action.unsqueeze(1)) > 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@sabotaged_by("foresight.planning.search.selection.tie_noise", returns(torch.zeros_like))
+def test_uct_tries_equal_actions_in_random_order(backend: str) -> None:
+    env = {**random_tables(2), "logits": torch.zeros(12, 4)}
+    obs = torch.zeros(3000, dtype=torch.int64)
+    first = search(TableModel(env), obs, 1, UCT(), generator=seeded(), backend=backend).visits.float()
+    torch.testing.assert_close(first.mean(0), torch.full((4,), 0.25), atol=0.04, rtol=0)
+
+
 def test_sequential_halving_by_hand() -> None:
     assert selection.considered_visits(1, 4) == [0, 1, 2, 3]
     assert selection.considered_visits(4, 8) == [0, 0, 0, 0, 1, 1, 2, 2]

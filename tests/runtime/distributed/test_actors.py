@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppo, sac, sac_discrete
+from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppg, ppo, sac, sac_discrete, trpo
 from foresight.algorithms.value import dqn, rainbow
 from foresight.envs.control import multi_task
 from foresight.envs.make import make
@@ -255,6 +255,15 @@ def test_actors_share_the_envs_of_an_on_policy_algorithm() -> None:
     seen = _apart(ppo, PPO, fleet)
     assert [step for step, _, _ in seen] == list(range(32, 321, 32))
     assert all(metrics["lag"] == 0 for _, metrics, _ in seen)
+
+
+@pytest.mark.parametrize("module", [a2c, ppg, ppo, trpo], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_the_learner_scales_the_rewards_of_all_actors(module: Any) -> None:
+    config = module.Config(steps=32, num_envs=2, rollout_steps=8, hidden=(4,), normalize_reward=True)
+    state = module.build(config, make("CartPole-v1", num_envs=1).spaces)
+    fleet = _fleet(module, dataclasses.replace(config, num_envs=1), 2)
+    *_, (step, _, _) = learner.train(module, config, state, fleet)
+    assert step == state.reward_scaler.moments.count == 32
 
 
 @pytest.mark.parametrize(
