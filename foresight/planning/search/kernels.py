@@ -377,6 +377,14 @@ def divided(
     scratch = np.empty((parts, 2, actions))
     if parts <= 1:
         return functools.partial(descend, 0, rows, scratch[0]), functools.partial(expand, 0, rows)
-    numba.set_num_threads(parts)
-    down = functools.partial(_THREADS[descend], parts, rows, scratch)
-    return down, functools.partial(expand_threads, parts, rows)
+    from foresight.nets.language.fused_token import LOCK  # late; one pool of threads serves both
+
+    def alone(function: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            with LOCK:
+                numba.set_num_threads(parts)
+                return function(parts, rows, *first, *arguments)
+
+        return run
+
+    return alone(_THREADS[descend], scratch), alone(expand_threads)
