@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks._float32 import BATCH, LAYER, WIDTH, limit
+from benchmarks._float32 import BATCH, LAYER, WIDTH, measured
 
 UNIT = "env steps/s"
 PEER = "stable-baselines3"
@@ -26,38 +26,13 @@ FLOPS = LAYER * (1 + 1 + 2)
 
 def ours() -> dict[str, Any]:
     """This library's `dqn.train`, as a user runs it."""
-    import torch
-
-    peak = limit()
-    rate, reached = timed("float32")
-    bfloat16_rate, bfloat16_return = timed("bfloat16")
-    return {
-        "rate": rate,
-        "return": reached,
-        "bfloat16_rate": bfloat16_rate,
-        "bfloat16_return": bfloat16_return,
-        "threads": torch.get_num_threads(),
-        "share": rate * FLOPS / peak,
-        "bfloat16_share": bfloat16_rate * FLOPS / peak,
-        "gflops": peak / 1e9,
-    }
-
-
-def timed(precision: str) -> tuple[float, float]:
-    """Steps per second and the return of one run."""
     from foresight.algorithms.value import dqn
-    from foresight.envs.make import make
 
     config = dqn.Config(
         steps=STEPS, learning_rate=1e-3, batch_size=BATCH, replay_size=100_000, learning_starts=500, train_every=1,
-        target_every=500, epsilon_fraction=0.25, epsilon_end=0.05, hidden=(WIDTH, WIDTH), precision=precision,
+        target_every=500, epsilon_fraction=0.25, epsilon_end=0.05, hidden=(WIDTH, WIDTH),
     )  # fmt: skip
-    env = make("CartPole-v1", num_envs=1)
-    begun, metrics = 0.0, {}
-    for step, metrics, _ in dqn.train(config, env):  # noqa: B007
-        if step == WARM:
-            begun = time.perf_counter()
-    return (STEPS - WARM) / (time.perf_counter() - begun), metrics["return"]
+    return measured(dqn, config, "CartPole-v1", WARM, FLOPS)
 
 
 def peer() -> dict[str, Any]:

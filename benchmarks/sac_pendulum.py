@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks._float32 import BATCH, LAYER, WIDTH, limit
+from benchmarks._float32 import BATCH, LAYER, WIDTH, measured
 
 UNIT = "env steps/s"
 PEER = "stable-baselines3"
@@ -27,37 +27,10 @@ FLOPS = LAYER * (2 + 2 + 2 * (1 + 3 + 2))
 
 def ours() -> dict[str, Any]:
     """This library's `sac.train`, as a user runs it."""
-    import torch
-
-    peak = limit()
-    rate, reached = timed("float32")
-    bfloat16_rate, bfloat16_return = timed("bfloat16")
-    return {
-        "rate": rate,
-        "return": reached,
-        "bfloat16_rate": bfloat16_rate,
-        "bfloat16_return": bfloat16_return,
-        "threads": torch.get_num_threads(),
-        "share": rate * FLOPS / peak,
-        "bfloat16_share": bfloat16_rate * FLOPS / peak,
-        "gflops": peak / 1e9,
-    }
-
-
-def timed(precision: str) -> tuple[float, float]:
-    """Steps per second and the return of one run."""
     from foresight.algorithms.policy import sac
-    from foresight.envs.make import make
 
-    config = sac.Config(
-        steps=STEPS, learning_rate=1e-3, learning_starts=100, hidden=(WIDTH, WIDTH), precision=precision
-    )
-    env = make("Pendulum-v1", num_envs=1)
-    begun, metrics = 0.0, {}
-    for step, metrics, _ in sac.train(config, env):  # noqa: B007
-        if step == WARM:
-            begun = time.perf_counter()
-    return (STEPS - WARM) / (time.perf_counter() - begun), metrics["return"]
+    config = sac.Config(steps=STEPS, learning_rate=1e-3, learning_starts=100, hidden=(WIDTH, WIDTH))
+    return measured(sac, config, "Pendulum-v1", WARM, FLOPS)
 
 
 def peer() -> dict[str, Any]:
