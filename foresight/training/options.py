@@ -89,8 +89,6 @@ class ModelTraining:
     """Rounds of updates by which the actors' weights may lag; 0: synchronous."""
     threads: int = 1
     """Torch CPU threads."""
-    tree_threads: int = 1
-    """Threads of the search tree on a CPU; with hundreds of environments two are faster."""
 
 
 def parts(kind: type[Any]) -> dict[str, Any]:

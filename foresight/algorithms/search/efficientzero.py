@@ -100,7 +100,7 @@ def act(
     found = search(
         state.network, obs, config.simulations if simulations is None else simulations, RULE, legal=legal,
         noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
-        generator=state.generator if explore else None, threads=state.config.training.tree_threads,
+        generator=state.generator if explore else None,
     )  # fmt: skip
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
     return found.action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry
@@ -123,9 +123,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
     """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = muzero_targets.observe(state, obs)
-    found = search(
-        state.target, obs, state.config.simulations, RULE, legal=legal, threads=state.config.training.tree_threads
-    )
+    found = search(state.target, obs, state.config.simulations, RULE, legal=legal)
     return {"weights": found.weights, "value": found.value}
 
 

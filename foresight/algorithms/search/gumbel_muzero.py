@@ -104,10 +104,7 @@ def act(
     obs, legal = muzero_targets.observe(state, obs)
     count = muzero_targets.num_simulations(state.config, explore, simulations)
     generator = state.generator if explore else None
-    found = search(
-        state.network, obs, count, _rule(state.config), legal=legal, generator=generator,
-        threads=state.config.training.tree_threads,
-    )  # fmt: skip
+    found = search(state.network, obs, count, _rule(state.config), legal=legal, generator=generator)
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
     return found.action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry
 
@@ -127,9 +124,8 @@ def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
     """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = muzero_targets.observe(state, obs)
     found = search(
-        state.target, obs, state.config.simulations, _rule(state.config), legal=legal, generator=state.generator,
-        threads=state.config.training.tree_threads,
-    )  # fmt: skip
+        state.target, obs, state.config.simulations, _rule(state.config), legal=legal, generator=state.generator
+    )
     return {"weights": found.weights, "value": found.value}
 
 

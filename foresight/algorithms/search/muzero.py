@@ -97,7 +97,7 @@ def act(
     found = search(
         state.network, obs, muzero_targets.num_simulations(config, explore, simulations), _rule(state), legal=legal,
         noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
-        generator=state.generator if explore else None, threads=state.config.training.tree_threads,
+        generator=state.generator if explore else None,
     )  # fmt: skip
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
     return found.action, {**extras, "prior": found.tree.prior[:, 0], "tree": found.tree}, carry
@@ -117,10 +117,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
     """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = muzero_targets.observe(state, obs)
-    found = search(
-        state.target, obs, state.config.simulations, _rule(state), legal=legal,
-        threads=state.config.training.tree_threads,
-    )  # fmt: skip
+    found = search(state.target, obs, state.config.simulations, _rule(state), legal=legal)
     return {"weights": found.weights, "value": found.value}
 
 

@@ -138,7 +138,6 @@ def _search(
         model, obs, config.simulations if simulations is None else simulations, RULE,
         noise=noise if explore else None,
         temperature=muzero_targets.temperature(state) if explore else 0.0, generator=state.generator,
-        threads=state.config.training.tree_threads,
     )  # fmt: skip
     return found, root_actions(found.tree)
 

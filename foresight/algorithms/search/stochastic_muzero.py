@@ -104,7 +104,7 @@ def act(
     found = search(
         state.network, obs, config.simulations if simulations is None else simulations, rule(config), legal=legal,
         noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
-        generator=state.generator if explore else None, threads=state.config.training.tree_threads,
+        generator=state.generator if explore else None,
     )  # fmt: skip
     tree, own = found.tree, slice(state.network.actions)
     extras = {"weights": found.weights[:, own], "value": found.value, "visits": found.visits[:, own]}
@@ -125,10 +125,7 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
     """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
     obs, legal = _observe(state, obs)
-    found = search(
-        state.target, obs, state.config.simulations, rule(state.config), legal=legal,
-        threads=state.config.training.tree_threads,
-    )  # fmt: skip
+    found = search(state.target, obs, state.config.simulations, rule(state.config), legal=legal)
     return {"weights": found.weights[:, : state.network.actions], "value": found.value}
 
 
