@@ -56,18 +56,17 @@ def each_once(network: Evaluate) -> Evaluate:
     (Leela Chess Zero's cache of evaluations). Make a new one whenever the weights change.
     """
     rows: dict[bytes, int] = {}  # by digests: the planes of a long search would fill the memory
-    logits, values = torch.empty(0), torch.empty(0)
+    known: tuple[Tensor, ...] = ()  # logits `[N, A]` and values `[N]` of the positions so far
 
     def evaluate(planes: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal logits, values
+        nonlocal known
         keys = [blake2b(row.tobytes(), digest_size=16).digest() for row in planes.numpy()]
         fresh = {key: i for i, key in enumerate(keys) if key not in rows}
         if fresh:
             found = network(planes[list(fresh.values())])
             rows.update(zip(fresh, range(len(rows), len(rows) + len(fresh)), strict=True))
-            logits, values = (found if len(rows) == len(fresh) else
-                              (torch.cat([logits, found[0]]), torch.cat([values, found[1]])))  # fmt: skip
-        at = torch.tensor([rows[key] for key in keys], device=values.device)
-        return logits[at], values[at]
+            known = found if len(rows) == len(fresh) else tuple(torch.cat(x) for x in zip(known, found, strict=True))
+        at = torch.tensor([rows[key] for key in keys], device=known[1].device)
+        return known[0][at], known[1][at]
 
     return evaluate
