@@ -157,6 +157,8 @@ def check(config: ModelConfig, *counts: str) -> None:
     errors.at_least(1, training, *sizes)
     errors.at_least(0, training, "max_lag", "priority_exponent")
     errors.between(0, 1, training, "priority_correction")
+    if not training.bin_width > 0:
+        raise UserError(f"bin_width must be above 0, not {training.bin_width}.")
     length = config.unroll_steps + config.n_steps
     if training.learning_starts < config.num_envs * length:
         raise UserError(
@@ -223,7 +225,10 @@ def latent_model(config: ModelConfig, obs: Space[Any], actions: int, policy: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = encoders.encoder(obs, training.hidden, "relu", training.images)
-        return LatentModel(encoder, actions, policy, training.latent_size, training.hidden, training.support, gamma)
+        return LatentModel(
+            encoder, actions, policy, training.latent_size, training.hidden, training.support, gamma,
+            bin_width=training.bin_width,
+        )  # fmt: skip
 
 
 def components(config: ModelConfig, network: torch.nn.Module, device: str | torch.device) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from foresight.ops import diagnostics, returns, schedules
 from foresight.planning.search import memory, selection
 from foresight.planning.search import playouts as rollouts
 from foresight.planning.search.mcts import Dirichlet, SearchResult, search
-from foresight.planning.search.rules import Rules
+from foresight.planning.search.rules import Rules, each_once
 from foresight.planning.search.selection import PUCT, Gumbel
 from foresight.training import optim
 
@@ -201,7 +201,8 @@ def run_search(
     """Search with the network at the leaves: with a `generator` as in self-play, without one for the best move."""
     config, explore = state.config, generator is not None
     network = state.player if explore and state.player is not None else state.network
-    model = Rules(state.game, lambda leaves: network(state.game.planes(leaves).to(_device(state))))
+    evaluate = each_once(lambda planes: network(planes.to(_device(state))))
+    model = Rules(state.game, lambda leaves: evaluate(state.game.planes(leaves)))
     if config.rule == "gumbel":
         rule = Gumbel(config.considered, config.value_scale, normalize="none", scale=1.0 if explore else 0.0)
         found = search(model, position, simulations, rule, generator=generator)

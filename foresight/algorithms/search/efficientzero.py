@@ -81,7 +81,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         encoder = encoders.encoder(spaces.obs, training.hidden, "relu", training.images)
         network = PrefixModel(
             encoder, actions, training.latent_size, training.hidden, config.lstm_size, config.lstm_horizon,
-            training.support, config.gamma,
+            training.support, config.gamma, bin_width=training.bin_width,
         )  # fmt: skip
     return State(config, **muzero_targets.components(config, network, device))
 

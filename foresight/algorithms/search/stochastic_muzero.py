@@ -80,7 +80,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         outcome_encoder = encoders.encoder(spaces.obs, (), "relu", training.images)  # vectors pass through
         network = ChanceModel(
             encoder, outcome_encoder, actions, config.codes, training.latent_size, training.hidden, training.support,
-            config.gamma,
+            config.gamma, bin_width=training.bin_width,
         )  # fmt: skip
     return State(config, **muzero_targets.components(config, network, device))
 

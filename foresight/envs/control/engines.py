@@ -27,8 +27,11 @@ Made = TypeVar("Made")
 VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 # Prefix of an id: the module that registers it, and our extra that installs it.
-_PLUGINS = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
-_EXTRAS = {"ale_py": "atari", "ale-py": "atari", "minigrid": "minigrid", "box2d": "box2d", "mujoco": "mujoco"}
+_PLUGINS = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "MinAtar/": "minatar.gym"}
+_EXTRAS = {
+    "ale_py": "atari", "ale-py": "atari", "minigrid": "minigrid", "minatar.gym": "minatar", "box2d": "box2d",
+    "mujoco": "mujoco",
+}  # fmt: skip
 AUTORESET = {
     vector.SAME_STEP: AutoresetMode.SAME_STEP,
     vector.NEXT_STEP: AutoresetMode.NEXT_STEP,
@@ -54,7 +57,9 @@ def find_spec(name: str) -> EnvSpec | None:
     """Gymnasium's spec of `name`, or None. Imports the package that registers the id, if there is one."""
     for prefix, module in _PLUGINS.items():
         if name.startswith(prefix):
-            load(module)
+            package = load(module)
+            if module == "minatar.gym" and name not in gymnasium.registry:
+                package.register_envs()  # the only one whose import does not register
     if ":" in name:
         module, _, rest = name.partition(":")
         try:

@@ -36,16 +36,17 @@ class PrefixModel(nn.Module):
         support: int = 20,
         discount: float = 0.997,
         activation: str = "relu",
+        bin_width: float = 1.0,
     ) -> None:
         super().__init__()
         self.discount, self.horizon = discount, horizon
         self.encoder, self.into = encoder, orthogonal(nn.Linear(encoder.size, latent_size), 1.0)
         self.body = MLP(latent_size + actions, hidden, activation)
         self.next = orthogonal(nn.Linear(self.body.size, latent_size), 1.0)
-        self.lstm, self.prefix = nn.LSTMCell(latent_size, lstm), CategoricalScalar(lstm, support)
+        self.lstm, self.prefix = nn.LSTMCell(latent_size, lstm), CategoricalScalar(lstm, support, bin_width)
         self.head = MLP(latent_size, hidden, activation)
         self.policy = orthogonal(nn.Linear(self.head.size, actions), 0.01)
-        self.value = CategoricalScalar(self.head.size, support)
+        self.value = CategoricalScalar(self.head.size, support, bin_width)
         wide, narrow = self.head.size, max(self.head.size // 2, 1)
         self.projection = nn.Sequential(*_layer(latent_size, wide), *_layer(wide, wide), *_layer(wide, wide)[:-1])
         self.predictor = nn.Sequential(*_layer(wide, narrow), nn.Linear(narrow, wide))

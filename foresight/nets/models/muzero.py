@@ -17,7 +17,7 @@ from foresight.ops import latent, transforms
 
 
 class CategoricalScalar(nn.Module):
-    """A layer that predicts a scalar as a categorical over the integers in [-support, support] of h(x).
+    """A layer that predicts a scalar as a categorical over h(x): `support` bins on each side of 0, `bin_width` apart.
 
     h is the signed hyperbolic transform: support 20 reaches ±422. Weights start at 0, so the first prediction is 0
     (MuZero, appendix F; the zero initialization is EfficientZero's).
@@ -25,12 +25,12 @@ class CategoricalScalar(nn.Module):
 
     bins: Tensor
 
-    def __init__(self, inputs: int, support: int) -> None:
+    def __init__(self, inputs: int, support: int, bin_width: float = 1.0) -> None:
         super().__init__()
         self.layer = nn.Linear(inputs, 2 * support + 1)
         nn.init.zeros_(self.layer.weight)
         nn.init.zeros_(self.layer.bias)
-        self.register_buffer("bins", torch.arange(-support, support + 1, dtype=torch.float32))
+        self.register_buffer("bins", bin_width * torch.arange(-support, support + 1, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         """The scalar `[...]` of features `[..., D]`."""
@@ -60,16 +60,17 @@ class LatentModel(nn.Module):
         support: int = 20,
         discount: float = 0.997,
         activation: str = "relu",
+        bin_width: float = 1.0,
     ) -> None:
         super().__init__()
         self.discount = discount
         self.encoder, self.into = encoder, orthogonal(nn.Linear(encoder.size, latent_size), 1.0)
         self.body = MLP(latent_size + action_features, hidden, activation)
         self.next = orthogonal(nn.Linear(self.body.size, latent_size), 1.0)
-        self.reward = CategoricalScalar(self.body.size, support)
+        self.reward = CategoricalScalar(self.body.size, support, bin_width)
         self.head = MLP(latent_size, hidden, activation)
         self.policy = orthogonal(nn.Linear(self.head.size, policy_width), 0.01)
-        self.value = CategoricalScalar(self.head.size, support)
+        self.value = CategoricalScalar(self.head.size, support, bin_width)
         self.register_buffer("eye", torch.eye(action_features), persistent=False)
 
     def represent(self, obs: Tree) -> Tensor:

@@ -38,6 +38,7 @@ class ChanceModel(nn.Module):
         support: int = 20,
         discount: float = 0.997,
         activation: str = "relu",
+        bin_width: float = 1.0,
     ) -> None:
         """`encoder` and `watcher` encode observations: one for latents, one for the code of the chance outcome.
 
@@ -49,12 +50,12 @@ class ChanceModel(nn.Module):
         self.encoder, self.into = encoder, orthogonal(nn.Linear(encoder.size, latent_size), 1.0)
         self.acted = _Step(latent_size, actions, hidden, activation)
         self.happened = _Step(latent_size, codes, hidden, activation)
-        self.reward = CategoricalScalar(self.happened.size, support)
+        self.reward = CategoricalScalar(self.happened.size, support, bin_width)
         self.head, self.after = MLP(latent_size, hidden, activation), MLP(latent_size, hidden, activation)
         self.policy = orthogonal(nn.Linear(self.head.size, actions), 0.01)
-        self.value = CategoricalScalar(self.head.size, support)
+        self.value = CategoricalScalar(self.head.size, support, bin_width)
         self.outcome = orthogonal(nn.Linear(self.after.size, codes), 0.01)
-        self.after_value = CategoricalScalar(self.after.size, support)
+        self.after_value = CategoricalScalar(self.after.size, support, bin_width)
         self.watcher, self.between = watcher, MLP(2 * watcher.size, hidden, activation)
         self.code = orthogonal(nn.Linear(self.between.size, codes), 1.0)
         self.register_buffer("eye", torch.eye(max(actions, codes)), persistent=False)

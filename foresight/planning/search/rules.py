@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -46,3 +47,27 @@ class Rules:
         logits, value = self.evaluate(position)
         logits = logits.to(position.device, torch.float32)
         return logits.masked_fill(~self.game.legal(position), -torch.inf), value.to(position.device, torch.float32)
+
+
+def each_once(network: Evaluate) -> Evaluate:
+    """`network` of planes `[B, ...]` on the CPU, which computes each position once and remembers its outputs.
+
+    A search meets a position again: in another game of the batch, by another order of moves, and where a game is over
+    (Leela Chess Zero's cache of evaluations). Make a new one whenever the weights change.
+    """
+    rows: dict[bytes, int] = {}  # by digests: the planes of a long search would fill the memory
+    logits, values = torch.empty(0), torch.empty(0)
+
+    def evaluate(planes: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal logits, values
+        keys = [blake2b(row.tobytes(), digest_size=16).digest() for row in planes.numpy()]
+        fresh = {key: i for i, key in enumerate(keys) if key not in rows}
+        if fresh:
+            found = network(planes[list(fresh.values())])
+            rows.update(zip(fresh, range(len(rows), len(rows) + len(fresh)), strict=True))
+            logits, values = (found if len(rows) == len(fresh) else
+                              (torch.cat([logits, found[0]]), torch.cat([values, found[1]])))  # fmt: skip
+        at = torch.tensor([rows[key] for key in keys], device=values.device)
+        return logits[at], values[at]
+
+    return evaluate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from foresight.errors import UserError
 from foresight.nets.models.muzero import CategoricalScalar
 from foresight.ops import transforms
 from foresight.runtime.checkpoints import checkpoint
-from foresight.training.options import build_config
+from foresight.training import muzero_targets
+from foresight.training.options import ModelTraining, build_config
 from tests.algorithms.search.muzero_runs import SMALL, sequences, small
 from tests.algorithms.states import refusal
 from tests.sabotage import drop, flip_sign, sabotaged_by, scaled
@@ -34,6 +36,24 @@ def test_a_number_is_learned_through_its_categorical() -> None:
         optimizer.step()
     torch.testing.assert_close(number(x), target, rtol=0.05, atol=0.1)
     assert transforms.signed_hyperbolic(torch.tensor(250.0)) < 20
+
+
+@sabotaged_by("foresight.nets.models.muzero.CategoricalScalar.forward", scaled(0.9))
+def test_small_returns_have_bins_of_their_own() -> None:
+    """Bins of 0.025 tell 0.9 from 1; a uniform output has the mean 0 at every width."""
+    number, x = CategoricalScalar(1, 20, bin_width=0.025), torch.ones(1, 1)
+    for target in (0.9, 1.0):
+        transformed = float(transforms.signed_hyperbolic(torch.tensor(target)))
+        below = math.floor(transformed / 0.025)
+        share = transformed / 0.025 - below
+        number.layer.bias.data = torch.full((41,), -100.0)
+        number.layer.bias.data[20 + below], number.layer.bias.data[21 + below] = math.log(1 - share), math.log(share)
+        assert number(x).item() == pytest.approx(target, abs=1e-4)
+        entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+        assert number.loss(x, torch.tensor([target])).item() == pytest.approx(entropy, abs=1e-3)
+    config = muzero.Config(training=ModelTraining(bin_width=0.0))
+    with pytest.raises(UserError, match=r"bin_width must be above 0, not 0\.0"):
+        muzero_targets.check(config)
 
 
 @sabotaged_by("foresight.algorithms.search.muzero._rule", lambda f: lambda state: muzero.RULE)

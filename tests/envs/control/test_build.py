@@ -302,6 +302,14 @@ def test_unknown_envs_engines_and_options_are_named() -> None:
     assert "visible must be a list" in error("CartPole-v1", visible=0)
 
 
+def test_minatar_is_registered_by_its_name() -> None:
+    """Its import registers nothing. Breakout: 10 by 10 cells of 4 kinds, and 3 actions that change something."""
+    env = make("MinAtar/Breakout-v1", num_envs=2)
+    obs = env.reset(0)
+    assert obs.shape == (2, 10, 10, 4) and obs.dtype == torch.bool and env.spaces.action.n == 3
+    assert obs[:, 1:4, :, 3].all() and obs[..., 0].sum() == 2  # three rows of bricks; a paddle each
+
+
 def test_an_engine_that_cannot_names_those_that_can() -> None:
     assert "engine='auto'" in error("LunarLander-v3", engine="native")
     assert "engine='auto'" in error(COUNTER, engine="envpool")
@@ -313,7 +321,11 @@ def test_an_engine_that_cannot_names_those_that_can() -> None:
 
 @pytest.mark.parametrize(
     "name,module,extra",
-    [("ALE/Pong-v5", "ale_py", "atari"), ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid")],
+    [
+        ("ALE/Pong-v5", "ale_py", "atari"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid"),
+        ("MinAtar/Breakout-v1", "minatar.gym", "minatar"),
+    ],
 )
 def test_a_missing_package_gets_its_command(monkeypatch: Any, name: str, module: str, extra: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
