@@ -48,7 +48,7 @@ def row_logprob(model: LanguageModel, prompt: list[int], completion: list[int]) 
 def same_gradients(caught, parameters) -> None:
     for mine, parameter in zip(caught, parameters, strict=True):
         expected = torch.zeros_like(mine) if parameter.grad is None else parameter.grad
-        torch.testing.assert_close(mine, expected, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(mine, expected, atol=3e-6, rtol=1e-4)  # of float32 on any processor
 
 
 def answer_logprobs(state) -> dict[str, float]:
