@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.envs.games.game import Game
@@ -55,12 +57,12 @@ def each_once(network: Evaluate) -> Evaluate:
     A search meets a position again: in another game of the batch, by another order of moves, and where a game is over
     (Leela Chess Zero's cache of evaluations). Make a new one whenever the weights change.
     """
-    rows: dict[bytes, int] = {}  # by digests: the planes of a long search would fill the memory
+    rows: dict[bytes, int] = {}
     known: tuple[Tensor, ...] = ()  # logits `[N, A]` and values `[N]` of the positions so far
 
     def evaluate(planes: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal known
-        keys = [blake2b(row.tobytes(), digest_size=16).digest() for row in planes.numpy()]
+        keys = [_key(row) for row in planes.numpy()]
         fresh = {key: i for i, key in enumerate(keys) if key not in rows}
         if fresh:
             found = network(planes[list(fresh.values())])
@@ -70,3 +72,8 @@ def each_once(network: Evaluate) -> Evaluate:
         return known[0][at], known[1][at]
 
     return evaluate
+
+
+def _key(planes: NDArray[Any]) -> bytes:
+    """The planes themselves, or their digest: large ones of a long search would fill the memory."""
+    return planes.tobytes() if planes.nbytes <= 1024 else blake2b(planes.tobytes(), digest_size=16).digest()

@@ -12,14 +12,15 @@ from tests.sabotage import sabotaged_by
 
 
 @sabotaged_by("tests.planning.search.test_rules.each_once", lambda f: lambda network: network)
-def test_each_position_is_computed_once() -> None:
+@pytest.mark.parametrize("size", [2, 200])  # 24 bytes; 2,400, which are remembered by their digest
+def test_each_position_is_computed_once(size: int) -> None:
     seen: list[torch.Tensor] = []
 
     def network(planes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         seen.append(planes)
         return planes.flatten(1)[:, :2] + 1, planes.flatten(1).sum(1)
 
-    evaluate, a, b, c = each_once(network), *torch.arange(18.0).view(3, 1, 2, 3)
+    evaluate, a, b, c = each_once(network), *torch.arange(9.0 * size).view(3, 1, size, 3)
     for rows in ([a, b, a], [b, a], [c, a, c, b]):
         planes = torch.stack(rows)
         logits, value = evaluate(planes)
