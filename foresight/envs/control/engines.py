@@ -233,14 +233,21 @@ def in_envpool(request: Request) -> bool:
     return True
 
 
-def _declared(name: str) -> Any:
-    """EnvPool's spec of `name`. Raises UserError for a missing system library, such as Procgen's."""
+def _declared(name: str, **config: Any) -> Any:
+    """EnvPool's spec of `name`, whose spaces may depend on `config`, as those of Catch-v0 do on its width.
+
+    Raises UserError for a missing system library, such as Procgen's, and for an option of another type.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it declares bounds in a wider type than its arrays
         try:
-            return load("envpool").make_spec(name)
+            return load("envpool").make_spec(name, **config)
         except ImportError as error:
             raise UserError(f"Environment '{name}': {error}") from error
+        except (TypeError, RuntimeError) as error:
+            defaults = load("envpool").make_spec(name).config
+            given = ", ".join(f"{key}={value!r} (default: {getattr(defaults, key)!r})" for key, value in config.items())
+            raise UserError(f"EnvPool's '{name}' does not accept {given}.") from error
 
 
 def envpool_env(request: Request) -> Env:
@@ -270,6 +277,7 @@ def envpool_env(request: Request) -> Env:
         unused = set(config) - set(spec._config_keys)
         if unused:
             raise UserError(f"EnvPool's '{request.name}' does not take these options: {', '.join(sorted(unused))}.")
+        spec = _declared(request.name, **config)
         spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space)
     if request.pixels is not None:
         frames.require_pool(request.name, spec)

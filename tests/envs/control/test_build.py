@@ -104,6 +104,11 @@ def test_action_repeat_in_envpool_is_that_many_steps() -> None:
     assert "multiple of action_repeat" in error("LunarLander-v3", engine="envpool", action_repeat=3, time_limit=100)
 
 
+def test_an_option_of_envpool_that_changes_the_observations_changes_their_space() -> None:
+    env = make("Catch-v0", num_envs=2, width=8)
+    assert env.spaces.obs.shape == env.reset(0).shape[1:] == (10, 8)
+
+
 def test_flatten_gives_one_vector_in_the_order_of_the_keys() -> None:
     plain, flat = (make("MiniGrid-Empty-5x5-v0", num_envs=2, flatten=flat) for flat in (False, True))
     parts, x = plain.reset(0), flat.reset(0)
@@ -294,6 +299,7 @@ def test_unknown_envs_engines_and_options_are_named() -> None:
     assert "Did you mean 'frame_skip'?" in error("ALE/Pong-v5", frame_skp=4)
     assert "gravitas" in error("LunarLander-v3", gravitas=1)
     assert "gravitas" in error("Acrobot-v1", engine="envpool", gravitas=1)
+    assert "does not accept width='wide' (default: 5)" in error("Catch-v0", width="wide")
     alone = "AcrobotSwingup-v1"  # Gymnasium does not have it
     assert f"EnvPool's '{alone}' does not take these options: from_pixels" in error(alone, from_pixels=True)
     assert f"Only EnvPool has '{alone}', and it draws no frames" in error(alone, render=True)
