@@ -78,15 +78,16 @@ def pull(name: str) -> Path:
 def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Path:
     """Write into `folder` what acting with the run at `path` needs, and its card; returns `folder`.
 
-    `name` is how it is loaded: "hub:OWNER/NAME". Raises UserError for a run that reads files of this machine, such as
-    recorded episodes.
+    `name` is how it is loaded: "hub:OWNER/NAME". Recorded episodes stay behind: only training reads them. Raises
+    UserError for a run that reads other files of this machine.
     """
     agent = run.load(path, which, device="cpu")
+    settings = agent.settings.typed()
     try:
-        if agent.settings.paths:
-            raise UserError(
-                f"{path} reads {', '.join(agent.settings.paths)}, which others do not have: it cannot be shared."
-            )
+        recorded = settings.config.get("data", ()) if hasattr(agent.module, "read_files") else ()
+        needed = settings.paths.keys() - ({recorded} if isinstance(recorded, str) else set(recorded))
+        if needed:
+            raise UserError(f"{path} reads {', '.join(sorted(needed))}, which others do not have: it cannot be shared.")
         fresh: State = agent.module.build(agent.config, agent.spaces, "cpu")
         acting = [getattr(agent.state, name) for name in getattr(agent.module, "ACTING", ())]
         kept = {
@@ -97,7 +98,8 @@ def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Pa
         evaluation = agent.evaluate().document()
     finally:
         agent.close()
-    alone = dataclasses.replace(agent.settings, actors=0, ray=None, completer=None)  # no machines of the training
+    # no machines and files of the training
+    alone = dataclasses.replace(settings, actors=0, ray=None, completer=None, paths={})
     (folder / "config.yaml").write_text(yaml.safe_dump(alone.document(), sort_keys=False), encoding="utf-8")
     (folder / "README.md").write_text(card.policy(alone, agent.step, evaluation, name), encoding="utf-8")
     return folder

@@ -13,8 +13,10 @@ import yaml
 from huggingface_hub import ModelCard, errors, metadata_load
 
 import foresight
+from foresight.algorithms.sequence import decision_transformer
 from foresight.algorithms.value import dqn
 from foresight.cli import runs
+from foresight.cli.main import main
 from foresight.errors import UserError
 from foresight.runtime import hub, run
 from foresight.runtime.export import share
@@ -95,6 +97,29 @@ def test_a_pushed_run_acts_alike(store: Path, tmp_path: Path) -> None:
     (store / "ada/cart/config.yaml").unlink()
     with pytest.raises(UserError, match="--model ada/cart"):
         foresight.load("hub:ada/cart")
+
+
+def test_recorded_episodes_stay_behind(store: Path, tmp_path: Path) -> None:
+    data = tmp_path / "episodes"
+    assert main(["data", "episodes", "--env", "TwoRoutes-v0", "--episodes", "3", "--out", str(data)]) == 0
+    config = decision_transformer.Config(data=(str(data),), steps=2, dim=8, layers=1, context=4)
+    path = run.train(
+        "decision_transformer",
+        env="TwoRoutes-v0",
+        out=tmp_path / "run",
+        show=False,
+        evaluation_episodes=1,
+        config=config,
+    ).path
+    mine = foresight.load(path)
+    assert share(path, "ada/routes", None) == "https://hub.example/ada/routes"
+    shutil.rmtree(data)
+    shutil.rmtree(path)
+    theirs = foresight.load("hub:ada/routes")
+    assert "paths" not in yaml.safe_load((store / "ada/routes/config.yaml").read_text())
+    obs = mine.env.reset(0)[0]
+    assert (theirs.act(obs) == mine.act(obs)).all() and theirs.state.net.best == mine.state.net.best
+    assert theirs.evaluate().n == 1
 
 
 @pytest.mark.parametrize("old", [{"world": "text"}, {"places": {"evil.py:Env": "/nowhere/evil.py:Env"}}])
