@@ -6,12 +6,13 @@ import importlib
 import itertools
 import json
 import math
+import re
 import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,9 @@ def reproduce(
     JSON goes to `results/` and pictures to `docs/media/` of the checkout, or both to `out`. `quick` is a small test
     that everything works; it writes to `runs/reproduce/NAME-quick` unless `out` is given. `seeds` limits the seeds of
     trained rows. Presets that were trained before, in `runs/reproduce`, are resumed or read, so that an interrupted
-    suite continues. `more` keeps the seeds that a result file has and trains only the others; of a row that another
-    chosen row comes after, it keeps those that are not chosen. Experiments that are commands write only to the
-    checkout: `out` and `quick` skip them, and `quick` also skips what needs other rows or data.
+    suite continues. `more` keeps the seeds that a result file has and trains only the others and the runs that these
+    read; a figure that the file has stays as it is. Experiments that are commands write only to the checkout: `out`
+    and `quick` skip them, and `quick` also skips what needs other rows or data.
     Raises UserError for a name that does not exist.
     """
     rows = chosen(name, only, games)
@@ -76,6 +77,7 @@ def reproduce(
         except OSError as error:
             raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
     written: list[Path] = []
+    lacking = _lacking(rows, only, results, runs, quick, seeds) if more else {}
     for row in rows:
         report(row.result)
         names = only if row.result in only else (row.result,)  # a row that another one needs names itself
@@ -95,16 +97,14 @@ def reproduce(
         kept: dict[int, dict[str, Any]] = {}
         if isinstance(row, Trained) and more:
             kept = stored(row, results / f"{row.result}.json", quick)
-            wanted = set(planned(row, quick, seeds))
-            if any(row.result in other.after for other in rows):  # its runs are needed, not only their figures
-                kept = {seed: value for seed, value in kept.items() if seed not in wanted}
             report(f"  seeds {', '.join(map(str, kept)) or 'none'} kept")
-            if wanted <= set(kept):
+            if not lacking[row.result]:
                 continue
         for needed in row.needs:
             prepare(needed.format(runs=shlex.quote(str(runs))), report)
         if isinstance(row, Trained):
-            written.append(trained(row, results, runs, command, quick, report, seeds, kept))
+            wanted = lacking[row.result] if more else planned(row, quick, seeds)
+            written.append(trained(row, results, runs, command, quick, report, wanted, kept))
         elif row.is_command:
             written.append(run_command(row))
         else:
@@ -134,6 +134,38 @@ def chosen(name: str, only: tuple[str, ...] = (), games: tuple[str, ...] = ()) -
         if game not in atari100k.games():
             raise unknown("game", game, atari100k.games())
     return [row for row in rows if isinstance(row, Trained) and row.env in {f"ALE/{game}-v5" for game in games}]
+
+
+def _lacking(
+    rows: Sequence[Experiment | Trained], only: tuple[str, ...], results: Path, runs: Path, quick: bool,
+    seeds: int | None,
+) -> dict[str, list[int]]:  # fmt: skip
+    """The seeds of each trained row that have no figure, or whose runs a later row of these reads."""
+    lacking: dict[str, set[int]] = {}
+    for row in rows:
+        if isinstance(row, Trained):
+            has = stored(row, results / f"{row.result}.json", quick)
+            chosen = not only or row.result in only
+            lacking[row.result] = {seed for seed in planned(row, quick, seeds) if chosen and seed not in has}
+    for row in reversed(rows):  # a row follows those that it reads
+        for other in rows:
+            if isinstance(other, Trained) and other.result in row.after:
+                wanted = lacking[row.result] if isinstance(row, Trained) else {-1}
+                lacking[other.result] |= _read(row, other.result, wanted, planned(other, quick, seeds), runs)
+    return {name: sorted(found) for name, found in lacking.items()}
+
+
+def _read(row: Experiment | Trained, name: str, wanted: Iterable[int], all_: Iterable[int], runs: Path) -> set[int]:
+    """The seeds of the row `name` whose runs `row` reads for its own seeds `wanted`."""
+    if not wanted:
+        return set()
+    options = [value for value in row.options.values() if isinstance(value, str)] if isinstance(row, Trained) else []
+    run = re.compile(rf"\{{runs\}}/{re.escape(name)}-(\d+|\{{seed\}})(?!\d)")
+    if not any(run.search(text) for text in (*options, *row.needs)):
+        return set(all_)  # a command that does not tell
+    made = [needed for needed in row.needs if made_by(needed.format(runs=shlex.quote(str(runs)))).exists()]
+    found = {seed for text in (*options, *row.needs) if text not in made for seed in run.findall(text)}
+    return {int(seed) for seed in found if seed.isdigit()} | (set(wanted) if "{seed}" in found else set())
 
 
 def _skip_reason(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:
@@ -199,16 +231,14 @@ def trained(
     command: str,
     quick: bool,
     report: Report = lambda text: None,
-    seeds: int | None = None,
+    seeds: Iterable[int] | None = None,
     kept: Mapping[int, dict[str, Any]] | None = None,
 ) -> Path:
-    """Train a preset with its first `seeds` seeds (None: all), without those `kept`, and write the JSON of both."""
+    """Train a preset with `seeds` (None: all) and write the JSON of these and those `kept`, whose figures stay."""
     from foresight.runtime.checkpoints import checkpoint
 
     summaries = dict(kept or {})
-    for seed in planned(what, quick, seeds):
-        if seed in summaries:
-            continue
+    for seed in planned(what, quick, None) if seeds is None else seeds:
         out = runs / f"{what.result}-{seed}"
         fields: dict[str, Any] = {
             key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
@@ -226,6 +256,9 @@ def trained(
         )  # fmt: skip
         if not summary["evaluation"]["n"] or not summary["baseline"]["n"]:
             raise UserError(f"{out} has no result: the grader could score none of the answers.")
+        if seed in summaries:
+            report(f"  seed {seed}: only its run was needed")
+            continue
         rows = log.read(out)
         held = {
             "held": ended.held(rows, summary["steps"]),

@@ -134,7 +134,7 @@ def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monke
     commands: list[str] = []
 
     def trained(what: Any, results: Path, runs: Path, *rest: Any) -> Path:
-        made.append((what.result, min(rest[-2] or what.seeds, what.seeds), dict(what.options)))
+        made.append((what.result, len(rest[-2]), dict(what.options)))
         commands.append(rest[0])
         (results / f"{what.result}.json").write_text("{}")
         return results / f"{what.result}.json"
@@ -268,28 +268,52 @@ def test_seeds_are_added_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
         reproduce.reproduce("small", tmp_path, more=True, missing=True)
 
 
-def test_a_row_that_others_come_after_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: dict[str, Any] = {}
+def test_of_a_row_that_others_read_the_runs_that_they_need_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[str, tuple[list[int], list[int]]] = {}
 
     def trained(what: Any, results: Path, *rest: Any) -> Path:
-        kept[what.result] = rest[-1]
+        calls[what.result] = rest[-2], list(rest[-1])
         return results / f"{what.result}.json"
 
-    runs = (suites.Trained("sarsa", "CliffWalking-v1", "first", 1, 2, 40),
-            suites.Trained("sarsa", "CliffWalking-v1", "second", 1, 2, 40, after=("first",)))  # fmt: skip
-    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suites.Suite("small", "t", (), runs)})
+    def again(*only: str) -> dict[str, tuple[list[int], list[int]]]:
+        calls.clear()
+        reproduce.reproduce("small", tmp_path, only=only, more=True)
+        return dict(calls)
+
+    def has(name: str, *seeds: int) -> None:
+        runs = [{"seed": seed} for seed in seeds]
+        facts = {"runs": runs, "steps": 40, "unit": "u", "versions": {}, "machine": {}, "episodes": 2}
+        (tmp_path / f"{name}.json").write_text(json.dumps(facts))
+
+    def row(name: str, *after: str, **rest: Any) -> suites.Trained:
+        return suites.Trained("sarsa", "CliffWalking-v1", name, 3, 2, 40, after=after, **rest)
+
+    made = f"foresight data episodes {{runs}}/first-0 --out {tmp_path}/pairs"
+    rows = (
+        row("first"), row("second", "first", options={"policy": "{runs}/first-{seed}/export"}),
+        row("third", "first", "second", needs=(made,), options={"policy": "{runs}/second-{seed}/export"}),
+        row("fourth", "first"),
+    )  # fmt: skip
+    monkeypatch.setattr(reproduce, "suites", lambda: {"small": suites.Suite("small", "t", (), rows)})
     monkeypatch.setattr(reproduce, "gather", lambda folder: [])
     monkeypatch.setattr(reproduce, "trained", trained)
-    found = {"runs": [{"seed": 0}], "steps": 40, "unit": "u", "versions": {}, "machine": {}, "episodes": 2}
-    (tmp_path / "first.json").write_text(json.dumps(found))
-    reproduce.reproduce("small", tmp_path, more=True)
-    assert kept == {"first": {}, "second": {}}
-    (tmp_path / "first.json").write_text(json.dumps(found | {"runs": [{"seed": 0}, {"seed": 1}]}))
-    reproduce.reproduce("small", tmp_path, more=True)
-    assert list(kept["first"]) == [1], "the figure of a seed that is not chosen is lost"
-    kept.clear()
-    reproduce.reproduce("small", tmp_path, only=("first",), more=True)
-    assert not kept, "it was run again"
+    monkeypatch.setattr(reproduce, "prepare", lambda *given: None)
+    has("first", 0, 1)
+    has("second", 0, 1, 2)
+    has("third", 0, 1)
+    assert again("first") == {"first": ([2], [0, 1])}
+    assert again("second") == {}, "it was run again"
+    # seed 2 reads that of the second, which reads that of the first; its data are made of seed 0 of the first
+    third = {"first": ([0, 2], [0, 1]), "second": ([2], [0, 1, 2]), "third": ([2], [0, 1])}
+    assert again("third") == third
+    (tmp_path / "pairs").touch()
+    assert again("third") == third | {"first": ([2], [0, 1])}
+    assert again("fourth") == {"first": ([0, 1, 2], [0, 1]), "fourth": ([0, 1, 2], [])}  # it does not tell
+    has("third", 0, 1, 2)
+    has("fourth", 0, 1, 2)
+    assert again() == {"first": ([2], [0, 1])}
 
 
 def test_a_trained_row_holds_the_returns_of_its_last_fifth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
