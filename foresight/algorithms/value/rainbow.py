@@ -4,7 +4,7 @@
 
 DQN with six extensions, each of which is one line here:
   Double DQN (van Hasselt et al. 2016, arXiv:1509.06461)      the online network selects, the target evaluates
-  prioritized replay (Schaul et al. 2016, arXiv:1511.05952)   `Prioritized`; the KL is the priority
+  prioritized replay (Schaul et al. 2016, arXiv:1511.05952)   `Prioritized`; see `PRIORITIES`
   dueling networks (Wang et al. 2016, arXiv:1511.06581)       `QNetwork(dueling=True)`
   n-step targets (Sutton 1988)                                `n_steps`
   C51 (Bellemare et al. 2017, arXiv:1707.06887)               `AtomHead`; Φ is its projection
@@ -13,13 +13,14 @@ The paper leaves each of them out in turn (its figure 3). So do `n_steps=1`, `pr
 `dueling=False`, and `sigma=None` (exploration is then ε-greedy). DQN with scalar or quantile values is `dqn`.
 
 Left out: the paper's Atari protocol, which belongs to the environment (see `envs.control.atari`).
-Differences: a time limit is not a termination; noise is sampled once per batch, as in the authors' later code.
+Differences: a time limit is not a termination; noise is sampled once per batch, as in the authors' later code; the
+priority is the loss, the cross-entropy, as in Dopamine, and not the KL, which is one option.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -44,6 +45,14 @@ ACTING = ("network",)  # the fields of State that are sent to actors
 REPORT = 1_000  # env steps between two yields
 
 
+# The priority of a transition from its predicted distribution and its target. A well-fitted one has almost no KL and is
+# hardly ever sampled again; its cross-entropy is still the entropy of the target.
+PRIORITIES: dict[str, Callable[[values.Atoms, Tensor], Tensor]] = {
+    "cross_entropy": lambda predicted, target: predicted.loss(target).detach(),
+    "kl": lambda predicted, target: predicted.error(target),
+}
+
+
 @dataclass(frozen=True)
 class Config:
     """Defaults: the paper's table 1 unless noted. One step here is 4 frames there."""
@@ -64,6 +73,7 @@ class Config:
     n_steps: int = 3  # rewards before the bootstrap
     atoms: int = 51  # atoms of each value distribution
     value_range: tuple[float, float] = (-10.0, 10.0)  # range of the atoms
+    priority: str = "cross_entropy"  # p of a transition: "cross_entropy" or "kl", see `PRIORITIES`
     priority_exponent: float = 0.5  # ω: 0 samples uniformly
     priority_correction: float = 0.4  # β: importance weights are (1 / P)^β; annealed to 1 over the run
     sigma: float | None = 0.5  # σ₀ of the noisy layers; None: no noise, ε-greedy instead
@@ -165,7 +175,7 @@ def update(state: State, batch: Transitions) -> dict[str, float]:
     q_taken = network(batch.obs, network.noise(generator)).pick(batch.action)
     loss = q_taken.loss(q_target)  # the KL plus the entropy of the target, a constant
     optim.descend(state.optimizer, (batch.weight * loss).mean().backward, state.config.max_grad_norm)
-    state.replay.update(batch.key, q_taken.error(q_target))
+    state.replay.update(batch.key, PRIORITIES[state.config.priority](q_taken, q_target))
     with torch.no_grad():
         return {"loss": loss.mean().item(), "q": q_taken.mean().mean().item()}
 
@@ -208,3 +218,5 @@ def _check(config: Config) -> None:
         1, config, "num_envs", "rollout_steps", "batch_size", "replay_size", "train_every", "target_every", "n_steps"
     )
     errors.between(0, 1, config, "gamma", "epsilon", "priority_correction")
+    if config.priority not in PRIORITIES:
+        raise errors.unknown("priority", config.priority, PRIORITIES)

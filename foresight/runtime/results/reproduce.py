@@ -271,6 +271,8 @@ def trained(
         }
         report(f"  seed {seed}: {summary['evaluation']['metric']} {summary['evaluation']['mean']:.4g}")
     file = results / f"{what.result}.json"
+    if summaries.keys() == (kept or {}).keys():
+        return file
     document = collect(what.algorithm, what.preset, [summaries[seed] for seed in sorted(summaries)], command)
     if what.env:
         document["env"] = what.env

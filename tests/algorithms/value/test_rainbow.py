@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from foresight.algorithms.value import rainbow
+from foresight.errors import UserError
 from tests.algorithms.policy.small_envs import choice
 from tests.algorithms.small_runs import GAMMA, last, time_limit_ends
 from tests.algorithms.states import forgets
@@ -45,3 +46,32 @@ def test_rainbow_reaches_the_closed_form() -> None:
     env = Chain(ends=False)
     state = last(rainbow, config, env)
     torch.testing.assert_close(state.network(torch.eye(2)).mean().detach(), env.values(GAMMA), atol=0.25, rtol=0)
+
+
+@sabotaged_by("foresight.data.priorities.Prioritized.update", change("priority", lambda p: p + 0.1))
+@pytest.mark.parametrize("priority", ["cross_entropy", "kl"])
+def test_the_priority_is_the_loss_and_becomes_the_kl_without_the_entropy_of_the_target(priority: str) -> None:
+    config = dataclasses.replace(
+        RAINBOW,
+        steps=200,
+        num_envs=2,
+        gamma=GAMMA,
+        learning_starts=10**6,
+        sigma=None,
+        double=False,
+        priority=priority,
+        priority_exponent=1.0,
+    )
+    state = last(rainbow, config, Chain(ends=False))
+    batch = rainbow.sample(state)
+    with torch.no_grad():
+        predicted = state.network(batch.obs).pick(batch.action).logits.log_softmax(-1)
+        following = state.target(batch.next_obs)
+        target = following.pick(following.mean().argmax(-1)).backup(batch.reward, batch.discount)
+    entropy = -torch.special.xlogy(target, target).sum(-1)
+    assert (entropy > 0.5).any()
+    expected = -(target * predicted).sum(-1) - (entropy if priority == "kl" else 0)
+    rainbow.update(state, batch)
+    torch.testing.assert_close(state.replay.tree[batch.key].float(), expected + 1e-6, atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match="Did you mean 'kl'"):
+        rainbow.build(dataclasses.replace(config, priority="k1"), choice().spaces)

@@ -263,6 +263,9 @@ def test_seeds_are_added_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
             more(other)
     assert more(dataclasses.replace(row, seeds=4)) == [("row-3", 3)]
     assert [run.get("machine") for run in json.loads(file.read_text())["runs"]] == [None, *[{"cores": 4}] * 3]
+    before = file.read_text()
+    reproduce.trained(row, tmp_path, tmp_path, "another command", False, print, [1], reproduce.stored(row, file))
+    assert made.pop() == ("row-1", 1) and file.read_text() == before  # only its run was needed
     assert more(row, add=False) == [("row-0", 0), ("row-1", 1), ("row-2", 2)]
     with pytest.raises(UserError, match="choose one"):
         reproduce.reproduce("small", tmp_path, more=True, missing=True)
