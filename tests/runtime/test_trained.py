@@ -40,6 +40,9 @@ LEAST = {
     "q_learning/Taxi-v4": (1, 6),  # the value of the best policy is 6.33
     "value_iteration/FrozenLake-v1": (1, 0.54),  # the value of the best policy is 0.542026
     "muzero/CartPole-v1": (1, 300),  # random: about 22
+    "rainbow/CartPole-v1": (1, 300),
+    "decision_transformer/CartPole-v1": (1, 300),
+    "tdmpc2/Pendulum-v1": (1, -500),  # random: about -1,200
 }
 
 
