@@ -85,7 +85,7 @@ def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Pa
     settings = agent.settings.typed()
     try:
         recorded = settings.config.get("data", ()) if hasattr(agent.module, "read_files") else ()
-        needed = settings.paths.keys() - ({recorded} if isinstance(recorded, str) else set(recorded))
+        needed = settings.paths.keys() - set(recorded)
         if needed:
             raise UserError(f"{path} reads {', '.join(sorted(needed))}, which others do not have: it cannot be shared.")
         fresh: State = agent.module.build(agent.config, agent.spaces, "cpu")

@@ -148,24 +148,24 @@ def _lacking(
             chosen = not only or row.result in only
             lacking[row.result] = {seed for seed in planned(row, quick, seeds) if chosen and seed not in has}
     for row in reversed(rows):  # a row follows those that it reads
+        if isinstance(row, Trained) and not lacking[row.result]:
+            continue
+        own = lacking.get(row.result, set())  # an experiment has no seeds
         for other in rows:
-            if isinstance(other, Trained) and other.result in row.after:
-                wanted = lacking[row.result] if isinstance(row, Trained) else {-1}
-                lacking[other.result] |= _read(row, other.result, wanted, planned(other, quick, seeds), runs)
+            if isinstance(other, Trained):
+                lacking[other.result] |= _read(row, own, other.result, planned(other, quick, seeds), runs)
     return {name: sorted(found) for name, found in lacking.items()}
 
 
-def _read(row: Experiment | Trained, name: str, wanted: Iterable[int], all_: Iterable[int], runs: Path) -> set[int]:
-    """The seeds of the row `name` whose runs `row` reads for its own seeds `wanted`."""
-    if not wanted:
-        return set()
+def _read(row: Experiment | Trained, own: set[int], name: str, every: Iterable[int], runs: Path) -> set[int]:
+    """The seeds of the row `name`, of all its seeds `every`, whose runs `row` reads to train its seeds `own`."""
     options = [value for value in row.options.values() if isinstance(value, str)] if isinstance(row, Trained) else []
     run = re.compile(rf"\{{runs\}}/{re.escape(name)}-(\d+|\{{seed\}})(?!\d)")
     if not any(run.search(text) for text in (*options, *row.needs)):
-        return set(all_)  # a command that does not tell
-    made = [needed for needed in row.needs if made_by(needed.format(runs=shlex.quote(str(runs)))).exists()]
-    found = {seed for text in (*options, *row.needs) if text not in made for seed in run.findall(text)}
-    return {int(seed) for seed in found if seed.isdigit()} | (set(wanted) if "{seed}" in found else set())
+        return set(every) if name in row.after else set()  # a command that does not tell
+    lacks = [needed for needed in row.needs if not made_by(needed.format(runs=shlex.quote(str(runs)))).exists()]
+    found = {seed for text in (*options, *lacks) for seed in run.findall(text)}
+    return {int(seed) for seed in found if seed.isdigit()} | (own if "{seed}" in found else set())
 
 
 def _skip_reason(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str:

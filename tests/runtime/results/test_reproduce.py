@@ -298,6 +298,7 @@ def test_of_a_row_that_others_read_the_runs_that_they_need_are_trained(
         row("first"), row("second", "first", options={"policy": "{runs}/first-{seed}/export"}),
         row("third", "first", "second", needs=(made,), options={"policy": "{runs}/second-{seed}/export"}),
         row("fourth", "first"),
+        row("fifth", "second", options={"policy": "{runs}/first-{seed}/export", "model": "{runs}/second-0/export"}),
     )  # fmt: skip
     monkeypatch.setattr(reproduce, "suites", lambda: {"small": suites.Suite("small", "t", (), rows)})
     monkeypatch.setattr(reproduce, "gather", lambda folder: [])
@@ -314,8 +315,10 @@ def test_of_a_row_that_others_read_the_runs_that_they_need_are_trained(
     (tmp_path / "pairs").touch()
     assert again("third") == third | {"first": ([2], [0, 1])}
     assert again("fourth") == {"first": ([0, 1, 2], [0, 1]), "fourth": ([0, 1, 2], [])}  # it does not tell
-    has("third", 0, 1, 2)
-    has("fourth", 0, 1, 2)
+    has("fifth", 0, 1)  # it follows the second, and reads the first, which the second follows
+    assert again("fifth") == {"first": ([0, 2], [0, 1]), "second": ([0], [0, 1, 2]), "fifth": ([2], [0, 1])}
+    for name in ("third", "fourth", "fifth"):
+        has(name, 0, 1, 2)
     assert again() == {"first": ([2], [0, 1])}
 
 
