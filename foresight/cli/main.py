@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib
 import os
 import sys
 import warnings
@@ -26,6 +27,14 @@ EXTRA_OF = {
     "reasoning_gym": "reasoning", "trl": "peers", "stable_baselines3": "peers", "quantecon": "peers",
     "wandb": "wandb", "trackio": "trackio", "pyspiel": "games", "sklearn": "images", "ray": "ray", "optuna": "tune",
     "fastapi": "studio", "uvicorn": "studio", "mcp": "agents",
+}  # fmt: skip
+# Every command, and the module of `foresight.cli` that has the function of its name.
+COMMANDS = {
+    "list": "library", "show": "library", "train": "train", "resume": "train", "eval": "runs", "play": "play",
+    "match": "games", "plan": "planners", "genplan": "planners", "plot": "runs", "studio": "studio",
+    "attention": "attention", "data": "data", "export": "runs", "agent": "agent", "team": "team", "stack": "stack",
+    "live": "live", "think": "think", "faithfulness": "think", "bench": "tools", "reproduce": "tools", "tune": "tune",
+    "doctor": "tools",
 }  # fmt: skip
 
 
@@ -71,55 +80,6 @@ def _run(argv: Sequence[str] | None) -> int:
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
 
 
-def commands() -> dict[str, Callable[..., Any]]:
-    """Every command by name."""
-    from foresight.cli import (
-        agent,
-        attention,
-        data,
-        games,
-        library,
-        live,
-        planners,
-        play,
-        runs,
-        stack,
-        studio,
-        team,
-        think,
-        tools,
-        train,
-        tune,
-    )
-
-    return {
-        "list": library.list_,
-        "show": library.show,
-        "train": train.train,
-        "resume": train.resume,
-        "eval": runs.eval_,
-        "play": play.play,
-        "match": games.match,
-        "plan": planners.plan,
-        "genplan": planners.genplan,
-        "plot": runs.plot,
-        "studio": studio.studio,
-        "attention": attention.attention,
-        "data": data.data,
-        "export": runs.export,
-        "agent": agent.agent,
-        "team": team.team,
-        "stack": stack.stack,
-        "live": live.live,
-        "think": think.think,
-        "faithfulness": think.faithfulness,
-        "bench": tools.bench,
-        "reproduce": tools.reproduce,
-        "tune": tune.tune,
-        "doctor": tools.doctor,
-    }
-
-
 def _dispatch(argv: list[str]) -> int:
     import tyro
 
@@ -128,21 +88,27 @@ def _dispatch(argv: list[str]) -> int:
 
         print(f"foresight {__version__}")
         return 0
-    valid = commands()
-    if argv and not argv[0].startswith("-") and argv[0] not in valid:
-        raise unknown("command", argv[0], valid)
-    if argv[:1] == ["train"] and len(argv) > 1 and not argv[1].startswith("-"):
+    name = argv[0] if argv else "--help"
+    if not name.startswith("-") and name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    if name == "train" and len(argv) > 1 and not argv[1].startswith("-"):
         from foresight.cli.train import train_command
 
         return train_command(argv[1:])
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    if name in COMMANDS:  # the others are not imported
+        return int(tyro.cli(command(name), prog=f"foresight {name}", args=argv[1:], config=config) or 0)
+    everything = {name: command(name) for name in COMMANDS}
     code = tyro.extras.subcommand_cli_from_dict(
-        valid,
-        prog="foresight",
-        description=ABOUT,
-        args=argv or ["--help"],
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        everything, prog="foresight", description=ABOUT, args=argv or ["--help"], config=config
     )
     return int(code or 0)
+
+
+def command(name: str) -> Callable[..., Any]:
+    """The function of the command called `name`."""
+    module = importlib.import_module(f"foresight.cli.{COMMANDS[name]}")
+    return getattr(module, "list_" if name == "list" else "eval_" if name == "eval" else name)
 
 
 def _format(plain: Callable[..., str], message: Warning | str, category: type[Warning], file: str, *rest: Any) -> str:

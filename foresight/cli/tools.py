@@ -10,7 +10,6 @@ import tyro
 from rich.console import Console
 
 from foresight.cli import screen
-from foresight.sandbox.shell import NEEDED
 
 
 def bench(
@@ -163,6 +162,8 @@ def _print_bench(console: Console, result: dict[str, Any]) -> None:
 
 
 def _print_doctor(console: Console, found: dict[str, Any]) -> None:
+    from foresight.sandbox.shell import NEEDED
+
     machine = found["machine"]
     console.print(f"foresight {found['foresight']}, Python {found['python']}", markup=False)
     console.print(f"{machine['cores']} cores, {machine['memory']}, {machine['system']}\n", markup=False)

@@ -22,23 +22,23 @@ sys.exit(code)
 @pytest.fixture(scope="module")
 def floor() -> float:
     """What the libraries of the command line themselves take to load."""
-    return min(_processor_seconds("import tyro, rich.table, yaml")[1] for _ in range(3))
+    return min(_processor_seconds("import tyro, typeguard, rich.table, yaml")[1] for _ in range(3))
 
 
 @pytest.mark.parametrize(
     "words", [["--help"], ["train", "--help"], ["train", "ppo", "--help"], ["list"], ["show", "grpo"]]
 )
 def test_help_is_quick_and_light(words: list[str], floor: float) -> None:
-    """Half a second where the libraries of the command line themselves load in 0.15."""
+    """Twice what the libraries of the command line themselves take to load, and half as much again for noise."""
     least = 9.0
-    for _ in range(3):
+    for _ in range(5):
         done, seconds = _processor_seconds(PROBE, *words)
         assert done.returncode == 0, done.stderr
         assert done.stderr == "heavy: " and done.stdout
         least = min(least, seconds)
-        if least < 3.5 * floor:
+        if least < 3 * floor:
             break  # more would not make it less true
-    assert least < 3.5 * floor
+    assert least < 3 * floor
 
 
 def _processor_seconds(code: str, *words: str) -> tuple[subprocess.CompletedProcess[str], float]:
