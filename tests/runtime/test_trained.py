@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import random
 
 import pytest
 
@@ -11,21 +13,15 @@ from foresight.planning.games import opponents
 from foresight.runtime import catalog, run
 from foresight.runtime.evaluation import match, players
 
-FOLDER = catalog.ROOT / "trained" / "connect_four"
 
-
-def test_the_connect_four_agent_is_small_and_plays() -> None:
-    assert run.find("connect_four") == FOLDER
-    assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) < 2_000_000
+def test_the_connect_four_agent_plays() -> None:
     player, game = players.player("connect_four", None, simulations=32)
     result = match.play(game, player, opponents.make("random", game, 3), 40, seed=3)
     assert result.score > 0.9
 
 
 def test_bundled_agents_are_small_and_have_cards(tmp_path, monkeypatch) -> None:
-    names = [name for name in catalog.bundled() if "/" in name]
-    assert "ppo/LunarLander-v3" in names
-    for name in names:
+    for name in catalog.bundled():
         folder = run.find(name)
         assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 1_000_000
         assert f'foresight.load("{name}")' in (folder / "README.md").read_text(encoding="utf-8")
@@ -46,7 +42,19 @@ LEAST = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in catalog.bundled() if name != "connect_four"])
+def test_every_bundled_agent_is_tested() -> None:
+    assert set(catalog.bundled()) == {*LEAST, "connect_four", "pretrain/chains-sums"}
+
+
+def test_the_language_model_adds_step_by_step() -> None:
+    draw = random.Random(0)
+    questions = [[draw.randrange(20) for _ in range(5)] for _ in range(20)]
+    with contextlib.closing(foresight.load("pretrain/chains-sums", device="cpu")) as agent:
+        right = [agent.act("+".join(map(str, one)) + ":").endswith(f"#{sum(one)}") for one in questions]
+    assert sum(right) >= 15
+
+
+@pytest.mark.parametrize("name", LEAST)
 def test_a_bundled_agent_is_good(name: str) -> None:
     if "Lander" in name:
         pytest.importorskip("Box2D")
