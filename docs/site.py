@@ -13,6 +13,7 @@ site. On the site a module leads to its page of the reference, and any other fil
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import sys
@@ -93,8 +94,15 @@ def listing(name: str, file: Path, names: dict[str, Path]) -> str:
 
 def first(file: Path) -> str:
     """The first sentence of a module's docstring, fit for a table."""
-    text = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
-    return " ".join(text.split()).replace("|", "\\|")
+    return sentences(file)[""]
+
+
+@functools.cache
+def sentences(file: Path) -> dict[str, str]:
+    """What a module is, named "", and what each of its functions and classes does, fit for a table."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    named = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return {name: described(node) for name, node in {"": tree, **named}.items()}
 
 
 def reached() -> dict[str, str]:
@@ -139,10 +147,9 @@ def uses(tree: ast.Module, names: dict[str, Path]) -> dict[str, str]:
         path = ".".join([known.get(parts[0], ""), *parts[1:]])
         module, _, function = path.rpartition(".")
         if module in names and path not in found:
-            body = ast.parse(names[module].read_text(encoding="utf-8")).body
-            for node in body:
-                if getattr(node, "name", "") == function:
-                    found[path] = described(node)
+            does = sentences(names[module])
+            if function in does:
+                found[path] = does[function]
     return found
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.color import Color
+from rich.style import Style
 from rich.text import Text
 
 from foresight.cli import screen
@@ -141,7 +143,7 @@ def blocks(image: Tensor) -> Text:
     pixels = color.permute(1, 2, 0).tolist()
     drawn = Text()
     for top, bottom in zip(pixels[::2], pixels[1::2], strict=False):
-        for (r, g, b), (r2, g2, b2) in zip(top, bottom, strict=True):
-            drawn.append("▀", f"rgb({r},{g},{b}) on rgb({r2},{g2},{b2})")
+        for upper, lower in zip(top, bottom, strict=True):
+            drawn.append("▀", Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower)))
         drawn.append("\n")
     return drawn

@@ -170,11 +170,11 @@ def test_a_turn_is_served_scored_and_trained_by_four_processes(tmp_path: Path, m
             refused = ask("hi", token="wrong")[0]
             status, first = ask("hi")
             models = [first["model"], ask("hi", first["choices"][0]["message"]["content"], "thanks")[1]["model"]]
-            while models[-1] != "live-1" and time.monotonic() < end:
-                time.sleep(0.1)
-                models.append(ask("ho")[1]["model"])
             while not any(note.startswith("version 1 ") for note in notes) and time.monotonic() < end:
                 time.sleep(0.05)
+            while models[-1] != "live-1" and time.monotonic() < end:
+                time.sleep(0.2)
+                models.append(ask("ho")[1]["model"])
             return refused, status, models
         finally:
             handlers[0]()  # as Ctrl-C

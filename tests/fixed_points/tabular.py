@@ -21,9 +21,9 @@ from tests.fixed_points import mdps
 DECAYING = {"alpha": 1.0, "alpha_power": 0.8}
 # Control by one-step targets: fields, forbidden actions, time limit.
 CONTROL: list[tuple[dict[str, Any], int, int | None]] = [
-    ({"steps": 3_000_000, **DECAYING}, 0, None),
-    ({"gamma": 0.9, "epsilon": 0.5, "steps": 2_000_000, **DECAYING}, 1, 3),
-    ({"gamma": 1.0, "epsilon": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
+    ({"steps": 1_500_000, **DECAYING}, 0, None),
+    ({"gamma": 0.9, "epsilon": 0.5, "steps": 500_000, **DECAYING}, 1, 3),
+    ({"gamma": 1.0, "epsilon": 1.0, "steps": 500_000, **DECAYING}, 1, None),
 ]
 
 
@@ -44,7 +44,9 @@ def env(seed: int, forbidden: int = 0, time_limit: int | None = None, ends: floa
 def name(x: Any) -> str | None:
     """The name of a case: its fields, but not how long it runs."""
     if isinstance(x, dict):
-        return "-".join(f"{key}={value}" for key, value in x.items() if key not in ("steps", "every")) or "default"
+        return (
+            "-".join(f"{key}={value}" for key, value in x.items() if key not in ("steps", "yield_every")) or "default"
+        )
     return None
 
 

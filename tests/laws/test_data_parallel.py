@@ -54,6 +54,15 @@ def _learn(rank: int, folder: str, name: str, how: str) -> None:
     torch.save(learned(name, slice(4 * rank, 4 * rank + 4)), Path(folder) / f"{name}-{how}-{rank}.pt")
 
 
+def _both(_: int, folder: str) -> None:
+    """Both processes, of which one is a fork of this one: what they import is imported once."""
+    other = multiprocessing.get_context("fork").Process(target=_all, args=(1, folder))
+    other.start()
+    _all(0, folder)
+    other.join()
+    assert other.exitcode == 0
+
+
 def _all(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
@@ -69,7 +78,7 @@ def _all(rank: int, folder: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gradients")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    multiprocessing.spawn(_all, (str(folder),), nprocs=2)
+    multiprocessing.spawn(_both, (str(folder),), nprocs=1)
     return folder
 
 

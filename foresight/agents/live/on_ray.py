@@ -18,7 +18,6 @@ from typing import Any, cast
 
 from foresight.agents.live.settings import Config, Settings
 from foresight.agents.live.store import VERSIONS, Store
-from foresight.runtime.distributed import ray_cluster
 
 PATIENCE = 30.0  # seconds until a loop without a free CPU is reported
 
@@ -111,6 +110,8 @@ def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
 
     Raises UserError if Ray is missing or nothing runs at the address.
     """
+    from foresight.runtime.distributed import ray_cluster  # late: a keeper needs no torch
+
     ray, _ = ray_cluster.connect(0, settings.ray)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -118,9 +118,11 @@ def _start(request: engines.Request) -> Env:
     if name.startswith(miniwob.PREFIX):
         return _page(request)
     native = name in engines.NATIVE and not request.options
+    if engine == "auto" and plain and native:
+        engine = "native"  # asked first: EnvPool is slow to import
     if engine == "auto":
         pooled = name in engines.envpool_ids() if alone else plain and engines.in_envpool(request)
-        engine = "native" if plain and native else "envpool" if pooled else "gymnasium"
+        engine = "envpool" if pooled else "gymnasium"
     if engine in ("native", "vector") and not plain:
         raise UserError(f"The engine '{engine}' has no action_repeat, no pixels and no render; use engine='gymnasium'.")
     if engine == "envpool" and request.render:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.planning.generation.rollout import complete
-from foresight.training.options import build_config
 from tests import tiny_language
+from tests.algorithms.language.tiny_states import fresh
 
 PROMPTS = ["1+1?", "22+3?", "4?", "4?"]
 REWARDS = torch.tensor([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.5, 0.0, 2.0]])
@@ -23,7 +23,7 @@ TOKENS = 6
 
 def build(module: ModuleType, **fields):
     base = {"model": tiny_language.folder(), "precision": "float32", "prompts": 4, "group": 4, "max_new_tokens": TOKENS}
-    state = module.build(build_config(module.Config, **{**base, "max_grad_norm": math.inf, **fields}))
+    state = fresh(module, **{**base, "max_grad_norm": math.inf, **fields})
     state.policy.stop_ids = [0, 5, 9, 14, 20]  # so that completions differ in length
     return state
 

@@ -8,8 +8,8 @@ import torch
 
 from foresight.envs.text.task import Example
 from foresight.nets.language.model import LanguageModel
-from foresight.training.options import build_config
 from tests import tiny_language
+from tests.algorithms.language.tiny_states import fresh
 
 PAIRS = [
     Example(f"{i}+{i}?", columns={"prompt": f"{i}+{i}?", "chosen": str(2 * i), "rejected": "ab" * (i + 1)})
@@ -26,7 +26,7 @@ PROMPT = "1?"
 
 def build(module, **fields):
     base = {"model": tiny_language.folder(), "precision": "float32", "max_grad_norm": math.inf, "anneal_lr": False}
-    return module.build(build_config(module.Config, **{**base, **fields}))
+    return fresh(module, **{**base, **fields})
 
 
 def gradient(module, state, *batch) -> tuple[list[torch.Tensor], dict[str, float]]:

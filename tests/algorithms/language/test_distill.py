@@ -17,6 +17,7 @@ from foresight.planning.generation.rollout import complete
 from foresight.runtime import run
 from foresight.training.options import build_config
 from tests import tiny_language
+from tests.algorithms.language.tiny_states import fresh
 from tests.sabotage import flip_sign, returns, sabotaged_by, swap
 
 PROMPTS = ["1+1?", "22+3?", "4?"]
@@ -24,9 +25,7 @@ PROMPTS = ["1+1?", "22+3?", "4?"]
 
 def _rollout(**fields):
     base = {"model": tiny_language.folder(0), "teacher": tiny_language.folder(1), "precision": "float32"}
-    state = distill.build(
-        build_config(distill.Config, **{**base, "max_grad_norm": math.inf, "max_new_tokens": 6, **fields})
-    )
+    state = fresh(distill, **{**base, "max_grad_norm": math.inf, "max_new_tokens": 6, **fields})
     writer = state.policy if state.config.on_policy else state.teacher
     writer.stop_ids = [0, 5, 9, 14, 20]
     return state, complete(writer, PROMPTS, 2, 6, 1.0, state.generator)
@@ -105,7 +104,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(precision, soft):
 def test_the_student_comes_nearer_to_its_teacher(on_policy):
     task = TextTask("t", [Example(f"{i}?") for i in range(8)], [Example("9?")], lambda e, c: [0.0] * len(c))
     config = build_config(distill.Config,
-        tiny_language.folder(0), tiny_language.folder(1), on_policy, steps=45, prompts=8, group=4, max_new_tokens=6,
+        tiny_language.folder(0), tiny_language.folder(1), on_policy, steps=40, prompts=8, group=4, max_new_tokens=2,
         learning_rate=1e-2, precision="float32",
     )  # fmt: skip
     key = "teacher_kl" if on_policy else "student_kl"

@@ -114,9 +114,9 @@ def test_kto_goes_with_the_majority_as_far_as_it_can():
     config = build_config(
         kto.Config,
         tiny_language.folder(),
-        steps=120,
+        steps=60,
         batch_size=6,
-        learning_rate=1e-2,
+        learning_rate=2e-2,
         precision="float32",
         anneal_lr=False,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -16,6 +17,7 @@ from foresight.errors import UserError
 from foresight.planning.generation.rollout import complete
 from foresight.training.options import build_config
 from tests import tiny_language
+from tests.algorithms.language.tiny_states import fresh
 from tests.sabotage import begins_anew, change, drop, flip_sign, sabotaged_by, scaled, shift, swap
 from tests.tiny_conversations import where_they_are
 
@@ -26,7 +28,7 @@ REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
 def _rollout(**fields):
     """A state whose heads and averages are far from each other and from 0, and six answers."""
     base = {"model": tiny_language.folder(), "precision": "float32", "max_new_tokens": 6, "max_grad_norm": math.inf}
-    state = mtp_critic.build(build_config(mtp_critic.Config, **{**base, **fields}))
+    state = fresh(mtp_critic, **{**base, **fields})
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for heads in (state.heads, state.averaged):
@@ -78,10 +80,15 @@ def _values(heads, features: torch.Tensor) -> torch.Tensor:
     return 100 * (read * read.sigmoid() * heads.value_weight[:, None]).mean(-1)
 
 
+@functools.cache
+def _plain() -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(tiny_language.folder(), dtype=torch.float32)
+
+
 def _literal(state, batch, rewards=REWARDS, module=None):
     """The loss of the docstring, one answer after another over transformers' own forward pass."""
     config, total = state.config, int(batch.length.sum())
-    module = module or AutoModelForCausalLM.from_pretrained(tiny_language.folder(), dtype=torch.float32)
+    module = module or copy.deepcopy(_plain())
     loss, found = torch.zeros(()), []
     for b in range(len(PROMPTS)):
         start, n = int(batch.prompt_length[b]), int(batch.length[b, 0])
@@ -357,9 +364,10 @@ def test_a_mid_run_state_continues_bit_for_bit(fields):
     config = build_config(
         mtp_critic.Config, tiny_language.folder(), steps=4, prompts=4, max_new_tokens=6, precision="float32", **fields
     )
-    *_, (_, _, whole) = mtp_critic.train(config, task)
-    halfway = next(state for step, _, state in mtp_critic.train(config, task) if step == 2)
-    *_, (_, _, resumed) = mtp_critic.train(config, task, copy.deepcopy(halfway))
+    for step, _, whole in mtp_critic.train(config, task):
+        if step == 2:
+            halfway = copy.deepcopy(whole)
+    *_, (_, _, resumed) = mtp_critic.train(config, task, halfway)
     for name in ("policy", "heads", "averaged"):
         a, b = (getattr(state, name).state_dict() for state in (whole, resumed))
         assert all(torch.equal(a[key], b[key]) for key in a)

@@ -75,9 +75,9 @@ def test_orpo_rests_where_its_two_terms_balance():
     config = build_config(
         orpo.Config,
         tiny_language.folder(),
-        steps=250,
+        steps=120,
         batch_size=4,
-        learning_rate=1e-2,
+        learning_rate=2e-2,
         precision="float32",
         odds_ratio_coef=1.0,
     )

@@ -15,6 +15,7 @@ from foresight.errors import UserError
 from foresight.planning.generation.rollout import complete, sample_groups
 from foresight.training.options import build_config
 from tests import tiny_language
+from tests.algorithms.language.tiny_states import fresh
 from tests.sabotage import begins_anew, change, flip_sign, sabotaged_by, scaled, swap
 from tests.tiny_conversations import where_they_are
 
@@ -24,9 +25,7 @@ REWARDS = torch.tensor([[1.0], [0.0], [0.5], [-1.0], [2.0], [0.0]])
 
 def _rollout(**fields):
     base = {"model": tiny_language.folder(), "precision": "float32", "prompts": 6, "minibatches": 2}
-    state = rlhf_ppo.build(
-        build_config(rlhf_ppo.Config, **{**base, "max_new_tokens": 6, "max_grad_norm": math.inf, **fields})
-    )
+    state = fresh(rlhf_ppo, **{**base, "max_new_tokens": 6, "max_grad_norm": math.inf, **fields})
     state.policy.stop_ids = [0, 5, 9, 14, 20]
     batch = complete(state.policy, PROMPTS, 1, 6, state.config.temperature, state.generator)
     assert 0 < batch.stopped.float().mean() < 1

@@ -120,11 +120,11 @@ def _continuous() -> Bandit:
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous_actions_are_learned(name):
     faster = {
-        "reinforce": {"steps": 8_000, "learning_rate": 0.02},
-        "a2c": {"steps": 16_000, "learning_rate": 0.01},
-        "trpo": {"steps": 20_000, "rollout_steps": 32, "target_kl": 0.1, "value_learning_rate": 0.01},
+        "reinforce": {"steps": 2_500, "learning_rate": 0.02},
+        "a2c": {"steps": 6_000, "learning_rate": 0.01},
+        "trpo": {"steps": 6_000, "rollout_steps": 32, "target_kl": 0.1, "value_learning_rate": 0.01},
         "ppg": {
-            "steps": 12_000,
+            "steps": 4_000,
             "rollout_steps": 16,
             "learning_rate": 0.01,
             "entropy_coef": 0.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -12,28 +14,29 @@ from tests.algorithms.policy.small_envs import Gymnasium, choice
 from tests.sabotage import sabotaged_by
 
 
-def _ppg(**options) -> tuple[ppg.State, Trajectory]:
-    """A state in the middle of learning CartPole, with a phase's worth of rows."""
-    env = Gymnasium("CartPole-v1", 4)
-    options = {
-        "policy_iterations": 99,
-        "auxiliary_minibatches": 8,
-        "normalize_reward": False,
-        "gamma": 0.98,
-        "learning_rate": 3e-3,
-        **options,
-    }
-    config = ppg.Config(steps=2048, num_envs=4, rollout_steps=64, hidden=(32,), **options)
-    *_, (_, _, state) = ppg.train(config, env)
+@pytest.fixture(scope="module")
+def learning() -> ppg.State:
+    """A state in the middle of learning CartPole. No test changes it: each takes a copy."""
+    config = ppg.Config(
+        steps=2048, num_envs=4, rollout_steps=64, hidden=(32,), policy_iterations=99, auxiliary_minibatches=8,
+        normalize_reward=False, gamma=0.98, learning_rate=3e-3,
+    )  # fmt: skip
+    *_, (_, _, state) = ppg.train(config, Gymnasium("CartPole-v1", 4))
     assert len(state.remembered) == 8
+    return state
+
+
+def _ppg(learning: ppg.State) -> tuple[ppg.State, Trajectory]:
+    """A copy of that state, and a phase's worth of rows."""
+    state, env = copy.deepcopy(learning), Gymnasium("CartPole-v1", 4)
     batch, _ = ppg.rollout(state, env, env.reset(1))
     return state, batch
 
 
 @sabotaged_by("foresight.algorithms.policy.ppg.joint_loss", lambda f: lambda *a: (f(*a)[0], 0 * f(*a)[1]))
 @sabotaged_by("foresight.algorithms.policy.ppg.joint_loss", lambda f: lambda *a: (0 * f(*a)[0], f(*a)[1]))
-def test_the_auxiliary_phase_trains_the_trunk_and_keeps_the_policy():
-    state, _ = _ppg()
+def test_the_auxiliary_phase_trains_the_trunk_and_keeps_the_policy(learning):
+    state, _ = _ppg(learning)
     obs, target = (torch.cat([part[key] for part in state.remembered]) for key in ("obs", "target"))
 
     def auxiliary() -> float:
@@ -62,16 +65,16 @@ def _misremembered(original):
 
 
 @sabotaged_by("foresight.algorithms.policy.ppg.rollout", _misremembered)
-def test_ppg_begins_at_ratio_one_and_at_no_divergence():
-    state, batch = _ppg()
+def test_ppg_begins_at_ratio_one_and_at_no_divergence(learning):
+    state, batch = _ppg(learning)
     rows = batch.replace(extras={"advantage": batch.reward}).map(lambda x: x.flatten(0, 1))
     _, watched = ppg.policy_loss(state, rows)
     assert watched[1].item() == pytest.approx(0, abs=1e-9)
     assert ppg.joint_loss(state, state.network, rows.obs, rows.reward)[1].item() == pytest.approx(0, abs=1e-7)
 
 
-def test_in_the_policy_phase_neither_network_has_a_gradient_of_the_other():
-    state, batch = _ppg()
+def test_in_the_policy_phase_neither_network_has_a_gradient_of_the_other(learning):
+    state, batch = _ppg(learning)
     rows = batch.replace(extras={"advantage": batch.reward}).map(lambda x: x.flatten(0, 1))
     loss, _ = ppg.policy_loss(state, rows)
     assert all(g is None for g in torch.autograd.grad(loss, state.network.value_parameters(), allow_unused=True))

@@ -70,11 +70,12 @@ def _resumes(module, config, make) -> None:
 @sabotaged_by("foresight.nets.critics.SquashedActor.from_env", lambda f: lambda self, action: -f(self, action))
 def test_sac_learns_where_to_aim() -> None:
     env = aim()
-    state = sac.build(SAC, env.spaces)
+    config = dataclasses.replace(SAC, steps=2_000, learning_rate=0.02, train_every=4)
+    state = sac.build(config, env.spaces)
     obs = env.reset(0)
     drawn = torch.stack([env._reward(env._context, sac.act(state, obs, explore=True)[0]) for _ in range(200)])
     assert drawn.mean() < -2  # a random policy: uniform over the bounds before learning starts
-    state = last(sac, dataclasses.replace(SAC, steps=6_000), env, state)
+    state = last(sac, config, env, state)
     obs = env.reset(0)
     action, extras, carry = sac.act(state, obs)
     assert env._reward(env._context, action).min() > -0.2 and extras == {} and carry is None
@@ -101,7 +102,7 @@ def test_pixels_are_learned() -> None:
     state = last(sac, dataclasses.replace(SAC, **options), env)
     assert near(env._context, sac.act(state, env.reset(0))[0]).min() > -0.15
     env = sides()
-    state = last(sac_discrete, dataclasses.replace(DISCRETE, **options), env)
+    state = last(sac_discrete, dataclasses.replace(DISCRETE, **{**options, "steps": 500}), env)
     assert (sac_discrete.act(state, env.reset(0))[0] == env._context).all()
 
 
@@ -187,8 +188,8 @@ def test_sac_finds_the_soft_optimal_policy() -> None:
     """With reward -(a - 1)² / 2 on [-4, 4] and fixed α: π ∝ exp(r / α) is a normal with variance α."""
     env = bandit(gs.Box(-4, 4, (1,), np.float32), lambda c, a: -0.5 * (a[:, 0] - 1) ** 2)
     config = sac.Config(
-        steps=10_000, num_envs=8, learning_rate=5e-3, anneal_lr=True, batch_size=128, replay_size=20_000,
-        learning_starts=1_000, train_every=8, entropy_temperature=0.25, learn_temperature=False, hidden=(32,), tau=0.05,
+        steps=4_000, num_envs=8, learning_rate=1e-2, anneal_lr=True, batch_size=64, replay_size=20_000,
+        learning_starts=400, train_every=8, entropy_temperature=0.25, learn_temperature=False, hidden=(32, 32), tau=0.1,
     )  # fmt: skip
     state = last(sac, config, env)
     draws = state.actor.to_env(state.actor(torch.ones(4000, 1)).sample(state.generator)).detach()

@@ -81,7 +81,7 @@ def test_noise_is_held_between_redraws_and_differs_between_environments():
 @pytest.mark.parametrize("kind", ["vector", "memory"])
 def test_it_learns_with_every_kind_of_network(kind):
     options = {"vector": {}, "memory": {"memory": "gru", "memory_size": 16}}[kind]
-    state = last(ppo, dataclasses.replace(HELD, steps=3_000, rollout_steps=16, **options), _contexts())
+    state = last(ppo, dataclasses.replace(HELD, steps=2_000, rollout_steps=16, **options), _contexts())
     env = _contexts()
     obs = env.reset(0)
     action, _, _ = ppo.act(state, obs)
@@ -154,7 +154,7 @@ def test_sac_holds_its_noise() -> None:
 
 @sabotaged_by("foresight.algorithms.policy.sac.critic_loss", change("reward", lambda r: -r))
 def test_sac_learns_with_it() -> None:
-    state = last(sac, dataclasses.replace(HELD_SAC, steps=4_000), aim())
+    state = last(sac, dataclasses.replace(HELD_SAC, steps=2_000, learning_rate=0.02, train_every=4), aim())
     env = aim()
     action, _, _ = sac.act(state, env.reset(0))
     assert env._reward(env._context, action).mean() > -0.2  # a random policy: below -2

@@ -54,16 +54,19 @@ def sequences(module: ModuleType, state: Any, steps: int = 6) -> Trajectory:
 class Bandit:
     """Fifty choices, of which every third is legal; the higher, the better."""
 
-    num_envs, name = 4, "bandit"
+    name = "bandit"
     spaces = Spaces(gs.Dict({"x": gs.Box(0, 1, (1,)), "action_mask": gs.MultiBinary(50)}), gs.Discrete(50))
 
+    def __init__(self, num_envs: int = 4) -> None:
+        self.num_envs = num_envs
+
     def reset(self, seed: int) -> Any:
-        mask = (torch.arange(50) % 3 == 1).to(torch.int8).expand(4, 50)
-        return {"x": torch.zeros(4, 1), "action_mask": mask}
+        mask = (torch.arange(50) % 3 == 1).to(torch.int8).expand(self.num_envs, 50)
+        return {"x": torch.zeros(self.num_envs, 1), "action_mask": mask}
 
     def step(self, action: torch.Tensor) -> Feedback:
         assert (action % 3 == 1).all(), "not legal"
-        obs, zero, one = self.reset(0), torch.zeros(4), torch.ones(4)
+        obs, zero, one = self.reset(0), torch.zeros(self.num_envs), torch.ones(self.num_envs)
         return Feedback(obs, action / 49, zero, one, one, obs, {"episode_return": [], "episode_length": []})
 
 

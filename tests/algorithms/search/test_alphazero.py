@@ -81,8 +81,17 @@ def test_a_rotated_row_is_a_position_of_the_game() -> None:
     torch.testing.assert_close(new_policy.sum(1), policy.sum(1))
 
 
+RESUMED = dataclasses.replace(SMALL, steps=384, replay_size=200)  # few rows, so that the oldest are overwritten
+
+
 def run(begun: az.State | None, stop: int) -> az.State:
-    return next(state for step, _, state in az.train(SMALL, TTT, begun) if step >= stop)
+    return next(state for step, _, state in az.train(RESUMED, TTT, begun) if step >= stop)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A yield after 12 moves of every game."""
+    monkeypatch.setattr(az, "_moves_per_log", lambda config: 12)
 
 
 def weights(state: az.State) -> torch.Tensor:
@@ -93,16 +102,17 @@ def weights(state: az.State) -> torch.Tensor:
     "foresight.algorithms.search.alphazero.UnfinishedGames.load_state_dict", lambda f: lambda self, state: None
 )
 @sabotaged_by("foresight.data.replay.Replay.load_state_dict", lambda f: lambda self, state: None)
+@pytest.mark.usefixtures("often")
 def test_interrupted_self_play_resumes_without_losing_a_game(tmp_path: Path) -> None:
-    whole = run(None, 1_024)
-    first = run(None, 512)
-    assert any(first.running.actions) and first.finished > 10
+    whole = run(None, 384)
+    first = run(None, 192)
+    assert first.step == 192 and any(first.running.actions) and first.finished > 10
     checkpoint.save(tmp_path, first, first.step)
-    again = az.build(SMALL, TTT)
+    again = az.build(RESUMED, TTT)
     restored = checkpoint.latest(tmp_path)
     assert restored is not None
     checkpoint.restore(restored, again)
-    second = run(again, 1_024)
+    second = run(again, 384)
     assert (second.step, second.finished, len(second.replay)) == (whole.step, whole.finished, len(whole.replay))
     assert torch.equal(weights(second), weights(whole))
     assert whole.replay.storage is not None and second.replay.storage is not None
@@ -158,7 +168,7 @@ def test_a_run_that_becomes_nan_names_the_position_and_keeps_its_checkpoint(tmp_
     config = {field.name: getattr(SMALL, field.name) for field in dataclasses.fields(SMALL)}
     options = {"opponent": "random"}
     one = train("alphazero", env="tic_tac_toe", out=tmp_path / "a", show=False, evaluation_episodes=2,
-                env_options=options, **{**config, "steps": 512})  # fmt: skip
+                env_options=options, **{**config, "steps": 128})  # fmt: skip
     before = weights(one.load().state)
 
     def poison(step: int, metrics: dict[str, Any], state: az.State) -> None:

@@ -12,12 +12,14 @@ from foresight.training import muzero_targets
 from foresight.training.options import build_config
 from tests.sabotage import flip_sign, sabotaged_by
 
+LONG = 150  # steps of an episode that are counted
+
 
 def _mean_return(state: gumbel_muzero.State, random: bool = False, episodes: int = 16) -> float:
     env = make("CartPole-v1", num_envs=episodes)
     obs, alive, total = env.reset(1_000), torch.ones(episodes), torch.zeros(episodes)
     generator = torch.Generator().manual_seed(0)
-    while alive.any():
+    while alive.any() and total.max() < LONG:
         action = gumbel_muzero.act(state, obs)[0]
         if random:
             action = torch.randint(2, (episodes,), generator=generator)
@@ -32,8 +34,8 @@ def _mean_return(state: gumbel_muzero.State, random: bool = False, episodes: int
 def test_gumbel_muzero_balances_the_pole_for_a_while() -> None:
     config = build_config(
         gumbel_muzero.Config,
-        steps=6_000, num_envs=16, simulations=4, n_steps=10, batch_size=64, train_every=8, learning_starts=500,
-        reanalyze=0.0, latent_size=16, hidden=(32,),
+        steps=6_000, num_envs=32, collect_steps=16, simulations=4, n_steps=10, unroll_steps=3, batch_size=64,
+        train_every=8, learning_starts=500, reanalyze=0.0, latent_size=16, hidden=(32,), learning_rate=1e-2,
     )  # fmt: skip
     env = make("CartPole-v1", num_envs=config.num_envs)
     state = gumbel_muzero.build(config, env.spaces)

@@ -132,8 +132,9 @@ def test_sampled_muzero_explores_with_noise_over_the_draws_of_the_root() -> None
 @sabotaged_by("foresight.training.muzero_targets.observe", unmasked)
 def test_sampled_muzero_chooses_what_is_legal_and_learns_it() -> None:
     settings = {**SMALL, "steps": 1600, "train_every": 8, "simulations": 12, "samples": 8, "learning_rate": 2e-2}
-    config = build_config(sampled_muzero.Config, **{**settings, "n_steps": 1, "unroll_steps": 1, "reanalyze": 0.5})
-    *_, (_, _, state) = sampled_muzero.train(config, Bandit())
+    settings |= {"num_envs": 16, "collect_steps": 3, "n_steps": 1, "unroll_steps": 1, "reanalyze": 0.5}
+    config = build_config(sampled_muzero.Config, **settings)
+    *_, (_, _, state) = sampled_muzero.train(config, Bandit(config.num_envs))
     action, extras, _ = sampled_muzero.act(state, Bandit().reset(0))
     assert action.dtype == torch.int64 and (action % 3 == 1).all()
     assert action.float().mean() >= 30  # 25 by chance; 34 to 44 over seeds

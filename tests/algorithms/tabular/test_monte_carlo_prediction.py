@@ -16,9 +16,9 @@ from tests.sabotage import change, sabotaged_by
 @pytest.mark.parametrize(
     ("fields", "forbidden"),
     [
-        ({"steps": 100_000}, 0),
-        ({"first_visit": False, "gamma": 0.9, "steps": 100_000}, 1),
-        ({"alpha": 0.001, "alpha_power": 0.0, "gamma": 1.0, "steps": 100_000}, 1),
+        ({"steps": 100_000, "yield_every": 1_000}, 0),
+        ({"first_visit": False, "gamma": 0.9, "steps": 100_000, "yield_every": 1_000}, 1),
+        ({"alpha": 0.001, "alpha_power": 0.0, "gamma": 1.0, "steps": 100_000, "yield_every": 1_000}, 1),
     ],
     ids=name,
 )

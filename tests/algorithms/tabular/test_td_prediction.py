@@ -18,9 +18,9 @@ from tests.sabotage import change, sabotaged_by
 @pytest.mark.parametrize(
     ("fields", "forbidden", "time_limit"),
     [
-        ({"alpha": 0.01, "steps": 2_000_000}, 0, None),
-        ({"n_steps": 5, "gamma": 0.9, "steps": 2_000_000, **DECAYING}, 1, 3),
-        ({"n_steps": 2, "gamma": 1.0, "steps": 2_000_000, **DECAYING}, 1, None),
+        ({"alpha": 0.01, "steps": 500_000}, 0, None),
+        ({"n_steps": 5, "gamma": 0.9, "steps": 500_000, **DECAYING}, 1, 3),
+        ({"n_steps": 2, "gamma": 1.0, "steps": 500_000, **DECAYING}, 1, None),
     ],
     ids=name,
 )

@@ -163,7 +163,7 @@ def test_more_mistakes_are_named() -> None:
 
 
 CHAIN = dqn.Config(
-    steps=2_400, num_envs=2, learning_rate=0.1, batch_size=32, replay_size=2_000, learning_starts=50, train_every=2,
+    steps=800, num_envs=4, learning_rate=0.1, batch_size=32, replay_size=2_000, learning_starts=50, train_every=2,
     target_every=20, gamma=GAMMA, epsilon_end=1.0, hidden=(), value_range=(0.0, 12.0), max_grad_norm=1e9,
 )  # fmt: skip
 
@@ -177,7 +177,7 @@ def _no_final(original):
 @sabotaged_by("foresight.data.replay.Replay.gather", change("gamma", lambda g: 1.05 * g))
 def test_dqn_reaches_the_closed_form() -> None:
     """With terminations, and cut by time limits only; with one reset rule and the other."""
-    for env, double in ((Chain(), False), (Chain(ends=True), True), (Chain(lost=True), False)):
+    for env, double in ((Chain(4), False), (Chain(4, ends=True), True), (Chain(4, lost=True), False)):
         state = last(dqn, dqn.Config(**{**vars(CHAIN), "double": double}), env)
         torch.testing.assert_close(state.network(torch.eye(2)).mean().detach(), env.values(GAMMA), atol=0.1, rtol=0)
 
@@ -187,7 +187,7 @@ def test_dqn_reaches_the_closed_form() -> None:
 @sabotaged_by("foresight.ops.value.huber_loss", flip_sign)
 def test_dqn_reaches_the_closed_form_with_other_kinds_of_value() -> None:
     """Dueling numbers, atoms and quantiles. The chain is deterministic: its quantiles are all equal."""
-    env = Chain(ends=True)
+    env = Chain(4, ends=True)
     for options in ({"dueling": True}, {"values": "atoms"}, {"values": "quantiles", "atoms": 11}):
         state = last(dqn, dqn.Config(**{**vars(CHAIN), **options}), env)
         torch.testing.assert_close(state.network(torch.eye(2)).mean().detach(), env.values(GAMMA), atol=0.15, rtol=0)

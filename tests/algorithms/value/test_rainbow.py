@@ -28,7 +28,7 @@ def test_what_updates_draw_is_resumed_too() -> None:
 )
 def test_rainbow_learns(options) -> None:
     env = choice()
-    state = last(rainbow, dataclasses.replace(RAINBOW, steps=5_000, **options), env)
+    state = last(rainbow, dataclasses.replace(RAINBOW, steps=2_500, **options), env)
     obs = env.reset(0)
     action, extras, carry = rainbow.act(state, obs)
     assert (action == env._context).all() and extras == {} and carry is None
@@ -39,11 +39,11 @@ def test_rainbow_learns(options) -> None:
 def test_rainbow_reaches_the_closed_form() -> None:
     """Without its exploration, which is another's policy over three steps: random actions, one step."""
     config = rainbow.Config(
-        steps=4_000, num_envs=2, learning_rate=0.01, batch_size=32, replay_size=2_000, learning_starts=50,
+        steps=900, num_envs=4, learning_rate=0.02, batch_size=32, replay_size=2_000, learning_starts=50,
         train_every=2, target_every=20, gamma=GAMMA, n_steps=1, value_range=(0.0, 12.0), sigma=None, epsilon=1.0,
         hidden=(16,), adam_epsilon=1e-8,
     )  # fmt: skip
-    env = Chain(ends=False)
+    env = Chain(4)
     state = last(rainbow, config, env)
     torch.testing.assert_close(state.network(torch.eye(2)).mean().detach(), env.values(GAMMA), atol=0.25, rtol=0)
 

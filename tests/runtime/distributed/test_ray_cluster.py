@@ -105,6 +105,8 @@ def test_actors_of_several_nodes_die_and_the_learner_continues(nodes: Any) -> No
             killed = True
         if killed and metrics["actor_restarts"] == 1 and fleet._deaths == [0, 0]:
             break  # the learner continued, and the successor has sent its first unroll
+        if killed:
+            time.sleep(0.02)  # leave the processor to the successor
         state.step = min(state.step, config.steps - 32)  # however long that takes
     last = seen[-1][1]
     assert last["actor_restarts"] == 1
@@ -168,6 +170,7 @@ def test_games_are_played_over_ray_and_a_death_tears_none(nodes: Any) -> None:
             killed = True
         if last["actor_restarts"] == 1 and fleet._deaths == [0, 0]:
             break
+        time.sleep(0.02)  # leave the processor to the successor
     assert last["dropped_unrolls"] >= 1 and 0 < last["lag"] <= 1
     assert state.replay.storage is not None
     held = len(state.replay)
@@ -277,6 +280,9 @@ LEARNER = """
 import sys
 from foresight.errors import UserError
 from foresight.runtime import run
+from foresight.runtime.distributed import ray_cluster
+
+ray_cluster.POLL = 0.2  # for it trains until it notices
 
 def tell(step, metrics, state):
     print(step, flush=True)

@@ -23,7 +23,6 @@ from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.distributed import torchrun
 from tests import tiny_language
 
-TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 TRAINED = [("sft", 0), ("dpo", 0), ("reward_model", 0), ("dpo", 2)]  # algorithm, rank of the adapters
 SAMPLED = {
     "grpo": {"epochs": 2, "minibatches": 2, "kl_coef": 0.1, "lora": 2},
@@ -69,9 +68,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
     folder = tmp_path_factory.mktemp("together")
     options = {f"{name}-{rank}": _trained(name, rank, folder) for name, rank in TRAINED}
     options |= {name: _sampled(name, folder) for name in SAMPLED} | {name: _control(name) for name in CONTROL}
+    before = {f"{name}-alone": {**options[name], "steps": 1} for name in ("dpo-2", "ppo")}
     commands = {
         name: ["train", name.partition("-")[0], *_words(given), "--out", str(folder / name), "--json"]
-        for name, given in options.items()
+        for name, given in {**before, **options}.items()
     }
     for name in SAMPLED:
         commands[name] += ["--env-options", f"reward={_reward(folder)}"]
@@ -79,9 +79,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
     commands["mtp_critic"] = ["train", "mtp_critic", *words]
     file = folder / "commands.json"
     file.write_text(json.dumps(commands))
-    # `python -m MODULE ...` by two processes
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    command = [*TWO, "--log-dir", str(folder / "logs"), "-m", "tests.runtime.distributed.two_processes", str(file)]
+    command = [sys.executable, "-m", "tests.runtime.distributed.two_processes", str(file), *before]
     started = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert started.returncode == 0, started.stderr[-3000:]
     return folder, [json.loads(Path(f"{file}.{rank}.json").read_text()) for rank in (0, 1)]
