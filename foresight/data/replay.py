@@ -81,7 +81,7 @@ class Replay:
         self._write = 0  # where the next step goes
         self._size = 0  # steps per stream
         self._flat: Trajectory | None = None  # views [B * capacity, ...] of `rows`
-        self._columns: list[tuple[str, NDArray[Any], Tensor]] | None = None  # the fields as arrays, where all are plain
+        self._columns: dict[str, tuple[NDArray[Any], torch.Size]] | None = None  # tensors as arrays, if all can be
         self._final: dict[int, Tree] = {}  # by key, the successors that no step holds
         self._unreal = False  # whether a step with mask 0 was ever added
 
@@ -272,10 +272,9 @@ class Replay:
     def _allocate(self, fields: dict[str, Tree]) -> None:
         self.storage = Trajectory(**tree_map(self._room, fields))
         self._flat = self.storage.map(lambda x: x.flatten(0, 1))
-        held = {key: getattr(self.storage, key) for key in _FIELDS}
-        held = {key: x for key, x in held.items() if x is not None and not (isinstance(x, dict) and not x)}
-        plain = all(isinstance(x, Tensor) and x.is_cpu for x in held.values())
-        self._columns = [(key, x.numpy(), x[:, 0]) for key, x in held.items()] if plain else None
+        held = [leaf for key in _FIELDS for leaf in trees.leaves(getattr(self.storage, key), key)]
+        plain = all(x.is_cpu and x.dtype != torch.bfloat16 for _, x in held)  # numpy has no bfloat16
+        self._columns = {name: (x.numpy(), x[:, 0].shape) for name, x in held} if plain else None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Replay:
         copied = Replay(self.capacity, self.device)  # its views must be into its own memory
@@ -287,14 +286,16 @@ class Replay:
 
     def _quick(self, rows: dict[str, Tree]) -> bool:
         """Write one step if every field is a tensor of the same shape as before; else do nothing and return False."""
-        if self._columns is None or len(rows) != len(self._columns):
+        if self._columns is None:
             return False
-        for key, _, like in self._columns:
-            row = rows.get(key)
-            if not isinstance(row, Tensor) or row.shape != like.shape:
+        found = [leaf for key, value in rows.items() for leaf in trees.leaves(value, key)]
+        if len(found) != len(self._columns):
+            return False
+        for name, row in found:
+            if name not in self._columns or row.shape != self._columns[name][1] or not row.is_cpu:
                 return False
-        for key, array, _ in self._columns:
-            array[:, self._write] = rows[key].numpy()  # a tenth of the cost in torch
+        for name, row in found:
+            self._columns[name][0][:, self._write] = row.numpy()  # a tenth of the cost in torch
         return True
 
     def _after(self, kept: int, mask: Tensor | None, final_obs: Tree) -> None:

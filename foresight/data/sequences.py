@@ -162,12 +162,14 @@ class Sequences:
     def refresh(self, key: Tensor, extras: dict[str, Tensor]) -> None:
         """Overwrite `extras` `[N, ...]` of the rows `key` `[N]`."""
         capacity = self.streams[0].capacity
-        for i, stream in enumerate(self.streams):
-            rows = (key // capacity == i).nonzero().squeeze(-1)
-            if len(rows) and stream.storage is not None:
+        of, column = key // capacity, key % capacity
+        for i in of.unique().tolist():
+            storage = self.streams[i].storage
+            if storage is not None:
+                rows = (of == i).nonzero().squeeze(-1)
                 for name, values in extras.items():
-                    into = stream.storage.extras[name]
-                    into[0, key[rows] % capacity] = values[rows].to(into.device)
+                    into = storage.extras[name]
+                    into[0, column[rows]] = values[rows].to(into.device)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs."""
