@@ -87,4 +87,4 @@ def test_orpo_rests_where_its_two_terms_balance():
     assert total > 0.97
     wanted = _orpo_rest(0.75, 1.0)
     assert abs(wanted - 0.75) > 0.02, "the case does not tell the terms apart"
-    assert abs(math.exp(share["2"]) / total - wanted) < 0.01
+    assert abs(math.exp(share["2"]) / total - wanted) < 0.005  # with three times the odds it rests 0.009 away
