@@ -118,9 +118,9 @@ def _start(request: engines.Request) -> Env:
     if name.startswith(miniwob.PREFIX):
         return _page(request)
     native = name in engines.NATIVE and not request.options
-    if engine == "auto" and plain and native:
-        engine = "native"  # asked first: EnvPool is slow to import
-    if engine == "auto":
+    if engine == "auto" and plain and native:  # asked first: EnvPool is slow to import
+        engine = "native"
+    elif engine == "auto":
         pooled = name in engines.envpool_ids() if alone else plain and engines.in_envpool(request)
         engine = "envpool" if pooled else "gymnasium"
     if engine in ("native", "vector") and not plain:
