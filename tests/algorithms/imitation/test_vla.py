@@ -114,19 +114,21 @@ def test_a_blind_policy_guesses(blind: str) -> None:
     assert 0.35 < accuracy(last(vla, config, Pointing())) < 0.65  # one of two actions: the third is never shown
 
 
-def weak(folder: Path) -> str:
+@pytest.fixture(scope="module")
+def weak(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A policy after a few updates, exported."""
-    state = last(vla, dataclasses.replace(CONFIG, steps=30), Pointing())
+    folder = tmp_path_factory.mktemp("weak")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offline, "read", lambda *_: demonstrations())
+        state = last(vla, dataclasses.replace(CONFIG, steps=30), Pointing())
     vla.export(state, folder / "export")
     return str(folder)
 
 
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
-def test_ppo_begins_with_the_policy_and_improves_it_by_reward(tmp_path: Path) -> None:
-    config = dataclasses.replace(
-        PPO, steps=4_096, policy=weak(tmp_path), num_envs=32, critic_warmup=2, learning_rate=1e-2
-    )
-    *_, (_, _, state) = ppo.train(config, Pointing(32))
+def test_ppo_begins_with_the_policy_and_improves_it_by_reward(weak: str) -> None:
+    config = dataclasses.replace(PPO, steps=4_096, policy=weak, num_envs=32, critic_warmup=2, learning_rate=1e-2)
+    *_, (_, _, state) = ppo.train(config, Pointing(config.num_envs))
     begin = ppo.build(config, SPACES)
     obs, right = scene(torch.Generator().manual_seed(9), 400)
     before, after = ((ppo.act(s, obs)[0] == right).float().mean().item() for s in (begin, state))
@@ -139,9 +141,9 @@ def _all_parameters(original):
 
 @sabotaged_by("foresight.algorithms.policy.ppo._value_head_only", _all_parameters)
 @sabotaged_by("foresight.ops.policy.ratio", lambda f: lambda new, old: f(new, old) * 1.5)
-def test_first_updates_change_the_value_head_only(tmp_path: Path) -> None:
+def test_first_updates_change_the_value_head_only(weak: str) -> None:
     for ratio in ppo.RATIOS:
-        config = dataclasses.replace(PPO, policy=weak(tmp_path / ratio), critic_warmup=1, ratio=ratio)
+        config = dataclasses.replace(PPO, policy=weak, critic_warmup=1, ratio=ratio)
         begin = {name: x.clone() for name, x in ppo.build(config, SPACES).network.named_parameters()}
         steps = []
         for _, metrics, state in ppo.train(config, Pointing()):
@@ -161,9 +163,9 @@ def test_first_updates_change_the_value_head_only(tmp_path: Path) -> None:
     ],
 )
 def test_ppo_checks_its_paths_before_step_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
+    weak: str, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
 ) -> None:
-    config = dataclasses.replace(PPO, policy=weak(tmp_path))
+    config = dataclasses.replace(PPO, policy=weak)
     read, act = VLAActorCritic.read, ppo.act
     if broken == "read":  # it is trained on no picture
         dark = lambda obs: {**obs, "image": 0 * obs["image"]}  # noqa: E731
@@ -174,12 +176,11 @@ def test_ppo_checks_its_paths_before_step_1(
         next(ppo.train(config, Pointing()))
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
-    path = weak(tmp_path)
+def test_mistakes_are_named(weak: str, tmp_path: Path) -> None:
     for changed, message in (
-        ({"policy": path, "memory": "gru"}, "A VLA has no memory"),
-        ({"policy": path, "backbone": "separate"}, "A VLA has no backbone"),
-        ({"policy": path, "ratio": "sequence"}, "Unknown ratio 'sequence'"),
+        ({"policy": weak, "memory": "gru"}, "A VLA has no memory"),
+        ({"policy": weak, "backbone": "separate"}, "A VLA has no backbone"),
+        ({"policy": weak, "ratio": "sequence"}, "Unknown ratio 'sequence'"),
         ({"critic_warmup": 3}, "are for a VLA: add --policy RUN"),
         ({"policy": str(tmp_path / "none")}, "There is no trained VLA"),
     ):

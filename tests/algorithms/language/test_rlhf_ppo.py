@@ -217,9 +217,10 @@ def test_a_mid_run_state_continues_bit_for_bit():
         max_new_tokens=6,
         precision="float32",
     )
-    *_, (_, _, whole) = rlhf_ppo.train(config, task)
-    halfway = next(state for step, _, state in rlhf_ppo.train(config, task) if step == 2)
-    *_, (_, _, resumed) = rlhf_ppo.train(config, task, copy.deepcopy(halfway))
+    for step, _, whole in rlhf_ppo.train(config, task):
+        if step == 2:
+            halfway = copy.deepcopy(whole)
+    *_, (_, _, resumed) = rlhf_ppo.train(config, task, halfway)
     for name in ("policy", "critic"):
         a, b = (getattr(state, name).state_dict() for state in (whole, resumed))
         assert all(torch.equal(a[key], b[key]) for key in a)

@@ -155,7 +155,7 @@ def test_probabilities_and_returns_are_those_of_the_data(monkeypatch: pytest.Mon
 
     So the best of the beam begins with 1, and its return is that of (1, 1): 1.75.
     """
-    config = dataclasses.replace(CONFIG, steps=200, batch_size=32, dim=16, learning_rate=1e-2, weight_decay=0,
+    config = dataclasses.replace(CONFIG, steps=100, batch_size=32, dim=16, learning_rate=2e-2, weight_decay=0,
                                  max_grad_norm=10, horizon=2, context=1, window=3, binning="uniform")  # fmt: skip
     every = torch.arange(32)  # all sequences in each batch: no noise
     rows = Episodes.window_rows

@@ -10,12 +10,13 @@ import torch
 
 from foresight.algorithms.sequence import upside_down_rl as udrl
 from foresight.data import episodes
+from foresight.envs.base import Env
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.training import offline
 from tests.algorithms.sequence.chain import SPACES, chain
 from tests.algorithms.small_runs import last
-from tests.algorithms.states import forgets, restored, weights
+from tests.algorithms.states import forgets, restored, stopped_and_whole, weights
 from tests.sabotage import change, sabotaged_by
 
 CONFIG = udrl.Config(
@@ -24,11 +25,14 @@ CONFIG = udrl.Config(
 )  # fmt: skip
 
 
+def _cart_pole() -> Env:
+    return make("CartPole-v1", num_envs=2)
+
+
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(x) for x in ("behavior", "replay", "generator", "sampler")])
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
-    env = make("CartPole-v1", num_envs=2)
-    whole = last(udrl, CONFIG, env)
-    stopped = next(state for _, _, state in udrl.train(CONFIG, env))
+    env = _cart_pole()
+    stopped, whole = stopped_and_whole(udrl, CONFIG, _cart_pole)
     resumed = last(udrl, CONFIG, env, restored(udrl, stopped, env))
     assert stopped.step < resumed.step and torch.equal(weights(resumed), weights(whole))
     assert len(resumed.replay) == 12 and resumed.replay.returns.sort().values.equal(resumed.replay.returns)

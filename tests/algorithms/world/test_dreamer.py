@@ -64,7 +64,7 @@ def _late(found: Arrival) -> Arrival:
 def test_it_learns_the_right_action() -> None:
     env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=24.0)
     state = dreamer.build(config, env.spaces)
-    random = torch.stack([reward_of(dreamer, state, env, explore=True) for _ in range(100)]).mean()
+    random = reward_of(dreamer, state, choice(2, 900), explore=True).mean()
     assert 0.4 < random < 0.6
     state = last(dreamer, config, env, state)
     assert reward_of(dreamer, state, env).mean() == 1

@@ -83,7 +83,7 @@ def _late(found: Arrival) -> Arrival:
 def test_it_learns_the_right_action() -> None:
     env, config = choice(3), dataclasses.replace(CONFIG, steps=800, train_every=4, dropout=0.0)
     state = storm.build(config, env.spaces)
-    random = torch.stack([reward_of(storm, state, env, explore=True) for _ in range(100)]).mean()
+    random = reward_of(storm, state, choice(3, 900), explore=True).mean()
     assert 0.25 < random < 0.42
     state = last(storm, config, env, state)
     assert reward_of(storm, state, env).mean() == 1
