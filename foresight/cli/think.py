@@ -40,7 +40,7 @@ def think(
         methods: self_consistency, best_of_n, beam, dvts, tree_of_thoughts, graph_of_thoughts, puct, value_guided,
             deep_think, budget_forcing.
         task: the text task: countdown, game24, chains, addition, reasoning_gym:NAME, or a .jsonl file.
-        model: "smollm2", a run directory, a Hugging Face folder, or a hub id.
+        model: "smollm2", a run directory, a bundled agent, a Hugging Face folder, or a hub id.
         budget: sampled tokens per question, at most; the curve has smaller ones too.
         points: budgets of the curve, each a quarter of the next.
         questions: number of held-out questions.
@@ -117,7 +117,7 @@ def faithfulness(
     Writes faithfulness.json and a picture of the curves.
 
     Args:
-        run: a run directory, a Hugging Face folder, or a hub id.
+        run: a run directory, a bundled agent, a Hugging Face folder, or a hub id.
         task: the text task; default: that of the run.
         questions: number of held-out questions.
         samples: traces sampled for each question.
@@ -154,11 +154,12 @@ def _task(model: str, task: str | None, given: tuple[str, ...]) -> tuple[str, di
 
     Raises UserError if there is neither a task nor a run.
     """
+    from foresight.runtime import run
     from foresight.runtime.config.settings import Settings
 
     own: dict[str, Any] = {}
-    if (Path(model) / "config.yaml").is_file():
-        settings = Settings.read(Path(model))
+    if ((found := run.find(model)) / "config.yaml").is_file():
+        settings = Settings.read(found)
         own = dict(settings.env_options) if task in (None, settings.env) else {}
         task = task or settings.env
     if task is None:

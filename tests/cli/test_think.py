@@ -92,6 +92,17 @@ def test_a_run_is_asked_what_it_held_out(tmp_path, capsys, scripted):
     assert asked == [example.question for example in own.test[:4]]
 
 
+def test_a_bundled_language_model_thinks_without_a_download_or_an_export(tmp_path, capsys):
+    sizes = ["--questions", "20", "--budget", "256", "--points", "1", "--max-new-tokens", "48", "--out", str(tmp_path)]
+    command = ["--task", "chains", "--model", "pretrain/chains-sums", "--verifier", "exact"]
+    assert main(["think", "best_of_n", *command, *sizes]) == 0
+    rows = {row["method"]: row for row in json.loads((tmp_path / "think.json").read_text())["rows"]}
+    assert min(row["accuracy"] for row in rows.values()) >= 0.85  # 0.97 greedy, of 100 questions
+    capsys.readouterr()
+    assert main(["think", "best_of_n", "--task", "chains", "--model", "ppo/LunarLander-v3", *sizes]) == 2
+    assert "ppo/LunarLander-v3 has no language model: it is a run of ppo" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [

@@ -17,6 +17,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import server
 from foresight.planning.reasoning import methods, verifiers
 from foresight.planning.reasoning.mind import Charge, Mind, Result, Verifier, check_budget
+from foresight.runtime import run
 from foresight.runtime.evaluation.evaluate import Evaluation
 
 VERIFIERS = ("exact", "critic", "FOLDER")
@@ -27,8 +28,19 @@ Report = Callable[[str], object]
 
 
 def model(name: str, device: torch.device | str, completer: str | None = None, report: Report = print) -> LanguageModel:
-    """The model `name`: as `pretrained.load`, or a run directory with an export. `completer` is the URL of a server."""
-    policy = pretrained.load(exported(name), device)
+    """The model `name`: as `pretrained.load`, a run directory, or a bundled agent. `completer` is the URL of a server.
+
+    A run without an export, as a bundled agent is, gives the weights of its last checkpoint. Raises UserError if the
+    run has no language model.
+    """
+    source, found = exported(name), run.find(name)
+    if source == name and (found / "config.yaml").is_file():
+        agent = run.load(found, device=str(device))
+        policy = getattr(agent.state, "policy", None)
+        if not isinstance(policy, LanguageModel):
+            raise UserError(f"{name} has no language model: it is a run of {agent.settings.algorithm}.")
+    else:
+        policy = pretrained.load(source, device)
     if completer is not None:
         policy.completer = server.Server(completer, policy, report=report)
     return policy
