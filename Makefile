@@ -56,6 +56,8 @@ lint: install ## ruff (rules and format) and mypy.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy foresight
+	cd benchmarks && $(abspath $(BIN))/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache/benchmarks \
+		--allow-untyped-calls --allow-untyped-decorators --allow-subclassing-any *.py  # peers are not annotated
 
 page: ## Build the page of the studio again from studio/src (needs Node 20.19 or newer).
 	cd studio && npm install --no-audit --no-fund && npm run build

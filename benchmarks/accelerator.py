@@ -24,7 +24,7 @@ OUT = Path(__file__).resolve().parents[1] / "results" / "accelerator.json"
 PUBLISHED = 6.5  # env steps a second of STORM
 ROWS, ACTIONS = 2_000, 18
 WARM, TIMED = 6, 20  # updates
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain float32": {"graph": False},
     "plain bfloat16": {"graph": False, "precision": "bfloat16"},
     "graph float32": {},
@@ -96,7 +96,7 @@ def updates(name: str, fields: dict[str, Any]) -> dict[str, float]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         update()
         torch.cuda.synchronize()
-    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
     wall, busy = statistics.median(times), sum(event.time_range.elapsed_us() for event in kernels) / 1_000
     del state
     return {
@@ -160,7 +160,9 @@ def training(name: str, game: str, seconds: float) -> dict[str, Any]:
     state = module.build(config, env.spaces, "cuda")
     module.REPORT = 100
     steps = module.train(config, env, state=state)
-    began, first, curve, metrics = time.perf_counter(), 0.0, [], {}
+    began, first = time.perf_counter(), 0.0
+    curve: list[list[Any]] = []
+    metrics: dict[str, Any] = {}
     start = 0
     for step, found, _ in steps:
         metrics |= found

@@ -45,8 +45,9 @@ def _measure(overlapped: bool) -> dict[str, Any]:
         replay_size=100_000, imagined_last=8, deter=128, hidden=64, groups=8, classes=8, blocks=1, units=64, layers=2,
     )  # fmt: skip
     make_envs = functools.partial(make, "CartPole-v1", num_envs=ENVS)
-    env, waits = make_envs(), []
-    state, ends, steps = dreamer.build(config, env.spaces), [], []
+    env = make_envs()
+    state = dreamer.build(config, env.spaces)
+    waits, ends, steps = list[float](), list[float](), list[float]()
 
     class Times(Profile):
         def add(self, section: str, seconds: float) -> None:

@@ -232,7 +232,7 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
 
     what = f"{games} games of {simulations} simulations after {OPENINGS} random moves against"
     names = ("random", "minimax:5", "mcts:1000")
-    matches = {name: once(one, agent.step, f"{what} {name}", lambda n=name: meet(n)) for name in names}
+    matches = {name: once(one, agent.step, f"{what} {name}", functools.partial(meet, name)) for name in names}
     document = {
         "seeds": [agent.settings.seed], "steps": agent.step, "play_simulations": simulations,
         "openings": OPENINGS,
@@ -265,7 +265,8 @@ def ladder(
         if done * checkpoints >= len(checkpoint.all_steps(folder / "checkpoints")) + 1:
             add_network(path, state, folder)
 
-    one = trained("alphazero", preset, seed, minutes, keep, **({} if steps is None else {"steps": steps}))
+    options: dict[str, Any] = {} if steps is None else {"steps": steps}
+    one = trained("alphazero", preset, seed, minutes, keep, **options)
     found, game = players.checkpoints(str(folder), checkpoints, simulations)
     reached, choosers, openings = list(found), list(found.values()), 4  # random moves, so that games differ
     what = f"{games} games a pair between {reached}, {simulations} simulations"
@@ -319,7 +320,7 @@ def mistakes(one: Any, agent: Any, simulations: int, positions: int = 60) -> dic
 
     names = {f"moves {low} to {high}": (low, high) for low, high in PHASES}
     return {
-        name: once(one, agent.step, f"mistakes of {simulations} simulations at {name}", lambda ends=ends: phase(*ends))
+        name: once(one, agent.step, f"mistakes of {simulations} simulations at {name}", functools.partial(phase, *ends))
         for name, ends in names.items()
     }
 

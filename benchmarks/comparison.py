@@ -579,8 +579,8 @@ def winners(task: str, result: Mapping[str, Any]) -> list[str]:
         groups: dict[tuple[str, ...], list[str]] = {}
         for mark, names in leaders(task, unit, result):
             groups.setdefault(tuple(names), []).append(f"{mark:,g}")
-        for names, marks in groups.items():
-            lines.append(f"- Best at {named(marks)} {unit}: {named(names)}.")
+        for together, marks in groups.items():
+            lines.append(f"- Best at {named(marks)} {unit}: {named(together)}.")
     return lines
 
 
@@ -789,4 +789,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -130,7 +130,7 @@ def halved(policy: Any, digits: list[str], turn: int) -> list[dict[str, float]]:
         episode.members = episode.latest = workers[2 * number : 2 * number + 2]
         reply = episode.joined().message
         messages = [*opening, {"role": "assistant", "content": text}, reply]
-        episode.messages = lambda messages=messages: messages  # type: ignore[method-assign]
+        episode.messages = lambda messages=messages: messages
         episodes.append(episode)
     held(policy, episodes, 20)  # 11 are enough for the sum of two results
     return [row(one) for one in episodes]

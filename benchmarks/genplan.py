@@ -120,7 +120,8 @@ def times(repeats: int = 1) -> dict[str, Any]:
     objects: dict[str, dict[str, int]] = {}
     ours(domains.of_size("gripper", 3), "gripper")  # compiles
     for name in domains.NAMES:
-        wall[name], cpu[name] = ({planner: {} for planner in PLANNERS} for _ in range(2))
+        wall[name] = {planner: {} for planner in PLANNERS}
+        cpu[name] = {planner: {} for planner in PLANNERS}
         objects[name] = {}
         tired: set[str] = set()
         for size in SIZES_OF[name]:

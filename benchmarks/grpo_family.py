@@ -105,8 +105,8 @@ def _in_loss(function: ast.FunctionDef, name: str) -> bool:
 
 def difference(name: str, other: str = PLAIN) -> list[str]:
     """The diff of `loss` and `update` from those of another algorithm."""
-    texts = [[line for node in parts(one) for line in ast.unparse(node).splitlines()] for one in (other, name)]
-    lines = list(difflib.unified_diff(*texts, n=0, lineterm=""))[2:]
+    before, after = ([line for node in parts(one) for line in ast.unparse(node).splitlines()] for one in (other, name))
+    lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
     return [line for line in lines if not line.startswith("@@")]
 
 

@@ -158,7 +158,7 @@ def main() -> None:
     from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
-    document = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
+    document: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
     names = ("learning_rate", "kl_coef", "rehearsal", "hint_top_k", "kl_bound", "batch", "hint_guidance")
     settings = {name: getattr(given, name) for name in names}
     for mode in given.modes:

@@ -19,6 +19,7 @@ import shlex
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ KINDS = ("imitation", "ppo", "grpo", "shuffled", "held_out")  # what is scored o
 Scores = dict[str, float]
 
 
-def score(env, act, episodes: int, seed: int) -> Scores:
+def score(env: Any, act: Callable[[Any], Any], episodes: int, seed: int) -> Scores:
     """The mean of raw rewards, at least 0, of `episodes` of each page."""
     found: dict[str, list[float]] = {page: [] for page in env.pages}
     obs = env.reset(seed)
@@ -42,13 +43,13 @@ def score(env, act, episodes: int, seed: int) -> Scores:
     return {page: statistics.fmean(values[:episodes]) for page, values in found.items()}
 
 
-def record(env, episodes: int, seed: int) -> tuple[dict, Any]:
+def record(env: Any, episodes: int, seed: int) -> tuple[dict[str, Any], Any]:
     """Observations `[N, ...]` and actions `[N]` of `episodes` of the oracle on each page."""
     import torch
 
     left = dict.fromkeys(env.pages, episodes)
-    running: list[list] = [[] for _ in range(env.num_envs)]
-    kept: list = []
+    running: list[list[Any]] = [[] for _ in range(env.num_envs)]
+    kept: list[Any] = []
     obs = env.reset(seed)
     while any(left.values()):
         action = env.expert()
@@ -66,7 +67,7 @@ def record(env, episodes: int, seed: int) -> tuple[dict, Any]:
     )
 
 
-def imitate(network, obs: dict, action, updates: int, seed: int) -> None:
+def imitate(network: Any, obs: dict[str, Any], action: Any, updates: int, seed: int) -> None:
     """Maximize the likelihood of the oracle's actions."""
     import torch
 
@@ -80,18 +81,18 @@ def imitate(network, obs: dict, action, updates: int, seed: int) -> None:
         optim.descend(optimizer, (-output.logp(action[rows]).mean()).backward, 0.5)
 
 
-def policy(network):
+def policy(network: Any) -> Callable[[Any], Any]:
     """The likeliest action of a network."""
     import torch
 
-    def act(obs):
+    def act(obs: Any) -> Any:
         with torch.inference_mode():
             return network.policy(obs).mode()
 
     return act
 
 
-def groups(env, network, steps: int, seed: int):
+def groups(env: Any, network: Any, steps: int, seed: int) -> Any:
     """`network` after episode GRPO in groups of four."""
     import torch
 
@@ -102,7 +103,7 @@ def groups(env, network, steps: int, seed: int):
             super().__init__()
             self.network = network
 
-        def forward(self, obs):
+        def forward(self, obs: Any) -> Any:
             return self.network.policy(obs)
 
     config = episode_grpo.Config(steps=steps, seed=seed, num_envs=env.num_envs, group=4, longest=8, learning_rate=1e-3)
@@ -116,7 +117,7 @@ def groups(env, network, steps: int, seed: int):
     return network
 
 
-def proximal(env, state, config):
+def proximal(env: Any, state: Any, config: Any) -> Any:
     """The network of `state` after PPO."""
     import torch
 
@@ -205,7 +206,7 @@ def main() -> None:
     checkpoint.write_atomic(file, json.dumps(document, indent=2) + "\n")
 
 
-def limits(env, episodes: int) -> dict[str, Scores]:
+def limits(env: Any, episodes: int) -> dict[str, Scores]:
     """The scores of the oracle, which is the ceiling, and of random actions, also on pages that are not trained on."""
     import torch
 
@@ -213,7 +214,7 @@ def limits(env, episodes: int) -> dict[str, Scores]:
 
     draw = torch.Generator().manual_seed(0)
 
-    def chance(obs):
+    def chance(obs: Any) -> Any:
         return torch.multinomial(obs["action_mask"].float(), 1, generator=draw)[:, 0]
 
     other = make(OTHERS, num_envs=40)

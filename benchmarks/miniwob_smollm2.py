@@ -91,10 +91,10 @@ def main() -> None:
                 found[control] = scores(agent, given.episodes // 2, shuffled=shuffled)
         agent.close()
         print(kind, found[kind], flush=True)
-    for kind, pages in found.items():
-        document[kind] = {"pages": pages, "mean": statistics.fmean(pages.values())}
+    for kind, scored in found.items():
+        document[kind] = {"pages": scored, "mean": statistics.fmean(scored.values())}
         if kind != "held_out":
-            document[kind] |= tiers(pages, oracle)
+            document[kind] |= tiers(scored, oracle)
     for kind in ("grpo", "ppo"):
         gained = {page: document[kind]["pages"][page] - value for page, value in document["imitation"]["pages"].items()}
         document |= {

@@ -69,8 +69,8 @@ def main() -> None:
         if not (run / "summary.json").is_file():
             print(f"{run} has not ended: foresight reproduce world --only planet-{task}", file=sys.stderr)
             continue
-        document[task] = compared(run, given.episodes)
-        print(task, {name: value for name, value in document[task].items() if not isinstance(value, list)}, flush=True)
+        found = document[task] = compared(run, given.episodes)
+        print(task, {name: value for name, value in found.items() if not isinstance(value, list)}, flush=True)
     document = {
         "what": "PlaNet: planning by CEM and by random shooting in the same learned model",
         "command": shlex.join(["python", "benchmarks/planners.py", *sys.argv[1:]]),

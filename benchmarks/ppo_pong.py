@@ -48,7 +48,7 @@ def _arithmetic(precision: str) -> float:
     rows = torch.randint(0, 256, (256, 4, 84, 84), dtype=torch.uint8)
 
     def learn() -> None:
-        sum(y.square().mean() for y in body(rows)).backward()  # type: ignore[union-attr]
+        sum(y.square().mean() for y in body(rows)).backward()
 
     @torch.inference_mode()
     def act() -> None:

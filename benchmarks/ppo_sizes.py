@@ -71,7 +71,7 @@ def peer() -> dict[str, Any]:
             max_grad_norm=0.5, total_timesteps=steps, eval_freq=steps, skip_initial_evaluation=True,
             agent_kwargs={"activation": "tanh", "hidden_layer_sizes": (64, 64)},
         )  # fmt: skip
-        algorithm = algorithm.replace(eval_callback=lambda algo, state, key: ())  # type: ignore[attr-defined]
+        algorithm = algorithm.replace(eval_callback=lambda algo, state, key: ())
         train = jax.jit(algorithm.train)
 
         def run() -> Callable[[], float]:

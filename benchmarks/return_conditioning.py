@@ -106,7 +106,7 @@ def transformer(data: Episodes, states: int, actions: int, seed: int) -> Callabl
     state = dt.build(config, spaces)
     state.episodes = data
     state.net.fit(data)
-    for _ in dt.train(config, None, state):  # type: ignore[arg-type]  # the environment is only for evaluation
+    for _ in dt.train(config, None, state):  # the environment is only for evaluation
         pass
 
     def begin() -> tuple[Callable[[int], int], Callable[[float], None]]:

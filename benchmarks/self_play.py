@@ -58,7 +58,7 @@ def measure(name: str, moves: int, trained: bool = False, plain: bool = False) -
     for part in ("step", "legal", "planes", "mover"):
         setattr(game, part, timed(getattr(game, part), "rules"))
     network = state.player if state.player is not None else state.network
-    network.forward = timed(network.forward, "network")  # type: ignore[method-assign]
+    network.forward = timed(network.forward, "network")
     position = game.start(config.num_games)
     for _ in range(5):
         position = alphazero.self_play(state, position)  # compiles

@@ -79,8 +79,8 @@ def tables(result: Mapping[str, Any]) -> list[str]:
     names = {"learned": "learned", "cognition_none": "learned, without cognition", "script": "scripts"}
     for name, title in names.items():
         if (row := result.get(f"{name}_failures")) is not None:
-            cells = (f"{row['success']:.0%}", row["with_failures"], f"{row['recovered'] or 0:.0%}", row["plans"])
-            lines.append(f"| {title} | {' | '.join(map(str, cells))} |")
+            counted = (f"{row['success']:.0%}", row["with_failures"], f"{row['recovered'] or 0:.0%}", row["plans"])
+            lines.append(f"| {title} | {' | '.join(map(str, counted))} |")
     return lines
 
 
@@ -113,12 +113,12 @@ def main() -> None:
     for kind in ("cognition", "semantic"):
         layers[kind]["learned"] = stack.layer(kind, getattr(given, kind))
     agent = runs.load(given.control)
-    agent.state.config = dataclasses.replace(agent.state.config, **PLAN)  # type: ignore[attr-defined]
+    agent.state.config = dataclasses.replace(agent.state.config, **PLAN)
     layers["control"]["learned"] = stack.agent_control(agent)
     before = json.loads(FILE.read_text(encoding="utf-8")) if given.keep and FILE.is_file() else {}
     found = {name: before[name] for name in rows() if name in before}
     for name in given.rows:
-        options = {"split": "held_out", "failures": 0.0} | rows()[name]
+        options: dict[str, Any] = {"split": "held_out", "failures": 0.0} | rows()[name]
         start = time.monotonic()
         one = stack.Stack(**{kind: layers[kind][options.get(kind, "learned")] for kind in TRAINED})
         errands = [Errand(SEED + i, options["split"], options["failures"]) for i in range(given.episodes)]

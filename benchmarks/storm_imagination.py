@@ -55,7 +55,7 @@ def _measure(cached: bool) -> dict[str, Any]:
         }
         reference = model.imagine(state, actor, HORIZON, torch.Generator().manual_seed(0))[0].obs
         if not cached:
-            model.sequence = Uncached(model.sequence)  # type: ignore[assignment]
+            model.sequence = Uncached(model.sequence)
         found = model.imagine(state, actor, HORIZON, torch.Generator().manual_seed(0))[0].obs  # warm-up
         began = time.perf_counter()
         for seed in range(REPEATS):

@@ -207,7 +207,7 @@ def pitfalls(file: Path) -> list[tuple[str, str, str, str]]:
         parts = re.fullmatch(r"(.*)\n\nWrong: (.*)\nInvariant: (.*)", inspect.cleandoc(text or ""), re.DOTALL)
         if parts and node.name.startswith("test_"):  # type: ignore[attr-defined]
             found.append((*(" ".join(part.split()) for part in parts.groups()), node.name))  # type: ignore[attr-defined]
-    return found  # type: ignore[return-value]
+    return found
 
 
 def invariants() -> str:

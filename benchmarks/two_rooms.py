@@ -18,7 +18,6 @@ import json
 import math
 import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -246,4 +245,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

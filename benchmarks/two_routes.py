@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "two-routes.json"
@@ -59,7 +60,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     began = time.monotonic()
-    shares = {}
+    shares: dict[str, dict[str, Any]] = {}
     for name in ALGORITHMS:
         found = [path for path in sorted(RUNS.glob(f"{name}-TwoRoutes-v0-[0-9]")) if (path / "summary.json").is_file()]
         for path in (path for path in found if re.fullmatch(r".*-\d+", path.name)):

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "vla-axes.json"
@@ -28,7 +29,7 @@ LEVELS = {
     "pick": "BabyAI-PickupDist-v0",
     "both": "BabyAI-GoToLocal-v0,BabyAI-PickupDist-v0",
 }
-AXES = {
+AXES: dict[str, tuple[str, dict[str, Any]]] = {
     "go": ("go", {"pairs": "train"}),
     "pick": ("pick", {"pairs": "train"}),
     "floor": ("both", {"pairs": "train", "floor": True}),
@@ -39,7 +40,7 @@ AXES = {
 }
 
 
-def success(agent, axis: str, episodes: int) -> float:
+def success(agent: Any, axis: str, episodes: int) -> float:
     """The share of episodes that succeed."""
     from foresight.envs.make import make
     from foresight.runtime.evaluation import returns
@@ -47,7 +48,7 @@ def success(agent, axis: str, episodes: int) -> float:
     level, options = AXES[axis]
     env = make(LEVELS[level], num_envs=20, camera=6, **options)
 
-    def act(obs, carry):
+    def act(obs: Any, carry: Any) -> tuple[Any, Any]:
         action, _, carry = agent.module.act(agent.state, obs, carry, explore=True)
         return action, carry
 
@@ -73,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(1)
     began = time.monotonic()
     known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    document: dict = {
+    document: dict[str, Any] = {
         "what": "VLA on BabyAI: success by axis, drawn actions",
         "command": shlex.join(["python", "benchmarks/vla_axes.py", *sys.argv[1:]]),
         "episodes": given.episodes,

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "vla-embodiments.json"
@@ -34,7 +35,8 @@ def main() -> None:
     from foresight.runtime import run as runs
 
     torch.set_num_threads(1)
-    began, document, seeds = time.monotonic(), {}, set[int]()
+    began, seeds = time.monotonic(), set[int]()
+    document: dict[str, dict[str, Any]] = {}
     for name, each in NAMES.items():
         rows = {}
         for folder in sorted(given.runs.glob(f"{name}-?")):
