@@ -47,7 +47,8 @@ def test_every_suite_names_what_exists() -> None:
                 if first == "foresight":
                     assert second == "bench" and rest[0] in bench.benchmarks()
                 else:
-                    assert first == "python" and (reproduce.root() / second).is_file()
+                    script = (reproduce.root() / second).read_text(encoding="utf-8")
+                    assert first == "python" and all(f'"{x}"' in script for x in rest if x.startswith("--")), one.run
                 continue
             module, _, function = one.run.partition(":")
             assert callable(getattr(importlib.import_module(module), function)), one.run
