@@ -34,6 +34,7 @@ CHECKPOINT_EVERY = 120.0  # seconds
 TRIM_EVERY = 2.0  # seconds between returns of unused memory
 PROFILE_EVERY = 1.0  # seconds between `profile/` metrics
 SAVING_SHARE = 0.05  # of the time may go into saving, where the user set no interval
+LONG = 10.0  # seconds of an evaluation: the State is saved before the next one, since a stopped process may not end it
 SERVED = "served"  # the subfolder of the run from which a server loads the weights
 
 
@@ -82,12 +83,14 @@ class Session:
         self.served = path / SERVED
         self.log: log.Log | None = None
         self.seconds = self.evaluation_seconds = 0.0  # of training and of evaluation
+        self.evaluation_took = 0.0  # seconds of the newest one
         self.started = False  # whether a step was made: the run directory is then kept
         self.saved: int | None = None  # the step of the newest checkpoint
         self.slow = False  # whether saving takes long enough to report it
         self.baseline: Evaluation | None = None
         self.best = -math.inf
         self.evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and its step
+        self.pending = False  # whether the State is to be evaluated before the next step
 
     def run(self) -> None:
         """Train to the end, from scratch or from a checkpoint.
@@ -182,7 +185,10 @@ class Session:
         checkpoint_due, trim_due = Every(self.checkpoint_every), Every(TRIM_EVERY)
         evaluation_due = Every(self.settings.evaluate_every, first)
         profile_due = Every(PROFILE_EVERY)
+        rewind = None
         try:
+            if self.pending:
+                self._evaluate(first, state, evaluation_env)
             while True:
                 rewind = evaluate.snapshot_generators(state) if self.kind.repeatable else None
                 item = next(steps, None)
@@ -204,7 +210,10 @@ class Session:
                     self.progress.note(warning)
                 for callback in self.callbacks:
                     callback(step, metrics, state)
-                if evaluation_due(step) and not interruption.signal:
+                self.pending = evaluation_due(step)
+                if self.pending and not distributed.any_rank(bool(interruption.signal)):
+                    if self.saved != step and distributed.any_rank(self.evaluation_took > LONG):
+                        run_state.save(self, state, step)
                     self._evaluate(step, state, evaluation_env)
                 if distributed.any_rank(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
                     took = run_state.save(self, state, step)
@@ -280,7 +289,7 @@ class Session:
         """Evaluate and log; save the State if it is the best so far."""
         assert self.log is not None
         result = self._run_evaluation(state, env)
-        self.evaluated = step, result
+        self.evaluated, self.pending = (step, result), False
         name = f"evaluation/{result.metric}"
         if not any(name in row and row["step"] == step for row in log.read(self.path)[-2:]):
             # A run that was killed between its last evaluation and its summary has the row already.
@@ -301,7 +310,8 @@ class Session:
         self.progress.status("")
         if untrained:
             self.progress.note(f"before training: {result}")
-        self.evaluation_seconds += time.perf_counter() - before
+        self.evaluation_took = time.perf_counter() - before
+        self.evaluation_seconds += self.evaluation_took
         return result
 
     def _check_finite(self, step: int, metrics: dict[str, Any]) -> None:

@@ -21,9 +21,11 @@ import yaml
 
 import foresight
 from foresight.errors import UserError
+from foresight.runtime import session
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.checkpoints.checkpoint import find as find_checkpoint
 from foresight.runtime.config import resolve
+from foresight.runtime.evaluation import evaluate
 from foresight.runtime.monitoring import log, profile
 from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
@@ -189,12 +191,30 @@ def test_ctrl_c_saves_and_reports_how_to_resume(tmp_path: Path, monkeypatch: pyt
     before = signal.getsignal(signal.SIGINT)  # ignored, where the shell started the tests in the background
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="foresight resume") as stopped:
         patch.setattr(health.Health, "check", interrupt)
-        adder(tmp_path / "a")
+        adder(tmp_path / "a", evaluate_every=5)  # also at 15, for which there is no time: the resumed run does it
     assert stopped.value.exit_code == 128 + number and isinstance(stopped.value, KeyboardInterrupt)
-    assert list(checkpoint.all_steps(tmp_path / "a" / "checkpoints")) == [15]
+    assert list(checkpoint.all_steps(tmp_path / "a" / "checkpoints"))[-1] == 15
     assert signal.getsignal(signal.SIGINT) is before
     resumed = foresight.resume(tmp_path / "a", show=False)
-    assert rows(resumed) == rows(adder(tmp_path / "b"))
+    assert rows(resumed) == rows(adder(tmp_path / "b", evaluate_every=5))
+
+
+def test_a_process_that_is_stopped_in_a_long_evaluation_has_saved_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = evaluate.evaluate
+    passed = iter((True, True, True, False))  # the baseline, those at 5 and 10, and that at 15
+
+    def stopped(*given: Any) -> Any:
+        if not next(passed):
+            raise KeyboardInterrupt
+        return evaluated(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="checkpoint at 15 updates is saved"):
+        patch.setattr(session, "LONG", -1.0)
+        patch.setattr(evaluate, "evaluate", stopped)
+        adder(tmp_path / "a", evaluate_every=5)
+    assert rows(foresight.resume(tmp_path / "a", show=False)) == rows(adder(tmp_path / "b", evaluate_every=5))
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:

@@ -34,6 +34,7 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
     extra = {
         "seconds": session.seconds,
         "evaluation_seconds": session.evaluation_seconds,
+        "evaluation_due": session.pending,
         "baseline": session.baseline.document(),
         "best": session.best,
         "rng": machine.global_rng(),
@@ -71,6 +72,7 @@ def restore(session: Session, state: State, start: Path) -> None:
                 group["lr"] = rate
     session.saved = extra["step"]
     session.seconds, session.evaluation_seconds = extra["seconds"], extra["evaluation_seconds"]
+    session.pending = extra.get("evaluation_due", False)
     session.baseline, session.best = Evaluation.read(extra["baseline"]), extra["best"]
     session.profile = profile.Profile(extra.get("profile"))
     machine.set_global_rng(extra["rng"])
