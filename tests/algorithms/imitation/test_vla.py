@@ -120,14 +120,15 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("weak")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offline, "read", lambda *_: demonstrations())
-        state = last(vla, dataclasses.replace(CONFIG, steps=30), Pointing())
+        state = last(vla, dataclasses.replace(CONFIG, steps=20), Pointing())
     vla.export(state, folder / "export")
     return str(folder)
 
 
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
 def test_ppo_begins_with_the_policy_and_improves_it_by_reward(weak: str) -> None:
-    config = dataclasses.replace(PPO, steps=4_096, policy=weak, num_envs=32, critic_warmup=2, learning_rate=1e-2)
+    fields = {"steps": 4_096, "num_envs": 32, "critic_warmup": 2, "learning_rate": 5e-3, "entropy_coef": 0.2}
+    config = dataclasses.replace(PPO, policy=weak, **fields)  # without entropy half of the seeds stay at one answer
     *_, (_, _, state) = ppo.train(config, Pointing(config.num_envs))
     begin = ppo.build(config, SPACES)
     obs, right = scene(torch.Generator().manual_seed(9), 400)
