@@ -35,7 +35,7 @@ def test_gumbel_muzero_balances_the_pole_for_a_while() -> None:
     config = build_config(
         gumbel_muzero.Config,
         steps=6_000, num_envs=32, collect_steps=16, simulations=4, n_steps=10, unroll_steps=3, batch_size=64,
-        train_every=8, learning_starts=500, reanalyze=0.0, latent_size=16, hidden=(32,), learning_rate=1e-2,
+        train_every=8, learning_starts=500, reanalyze=0.0, latent_size=16, hidden=(64,), learning_rate=5e-3,
     )  # fmt: skip
     env = make("CartPole-v1", num_envs=config.num_envs)
     state = gumbel_muzero.build(config, env.spaces)
