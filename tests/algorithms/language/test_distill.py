@@ -127,7 +127,7 @@ def test_rows_of_prompts_only_are_enough(tmp_path):
     rows = tmp_path / "prompts.jsonl"
     rows.write_text("\n".join(json.dumps({"prompt": f"{i}+{i}?"}) for i in range(20)))
     fields = {"model": tiny_language.folder(0), "teacher": tiny_language.folder(1), "precision": "float32"}
-    fields |= {"steps": 3, "prompts": 4, "max_new_tokens": 6, "learning_rate": 1e-3}
+    fields |= {"steps": 30, "prompts": 4, "max_new_tokens": 6, "learning_rate": 1e-2}
     done = run.train("distill", task=str(rows), out=tmp_path / "run", show=False, **fields)
     assert done.evaluation.metric == "reverse KL per token" and done.evaluation.n == 4
     assert 0 < done.evaluation.mean < done.summary["baseline"]["mean"]
