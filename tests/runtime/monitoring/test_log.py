@@ -72,9 +72,12 @@ def test_samples_have_their_own_file(tmp_path: Path) -> None:
     assert read(tmp_path, SAMPLES) == [{"step": 4, **sample}]
 
 
-def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    # Files of one second are read in the order of their names, which end in a count: the 10th before the 9th.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     with Log(tmp_path) as log:
         log.row(1, 0.1, {"return": 10.0})
         log.row(2, 0.2, {"return": 20.0})
