@@ -50,12 +50,12 @@ def test_two_modes_stay_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the demonstrations act -1 and half 1: so do the samples, and whole chunks keep to one of them."""
     monkeypatch.setattr(offline, "read", lambda *_: two_modes())
     config = dataclasses.replace(
-        CONFIG, steps=200, learning_rate=1e-2, batch_size=64, obs_steps=1, action_steps=4, widths=(16,), embedding=16,
+        CONFIG, steps=250, learning_rate=1e-2, batch_size=64, obs_steps=1, action_steps=4, widths=(16,), embedding=16,
         diffusion_steps=20, denoising_steps=20,
     )  # fmt: skip
     state = last(dp, config, SimpleNamespace(spaces=TWO_MODES))
     chunks = dp.sample(state, torch.zeros(200, 1, 1)).squeeze(-1)
-    assert (chunks.abs() > 0.6).float().mean() > 0.85
+    assert (chunks.abs() > 0.8).float().mean() > 0.9
     high = (chunks > 0).float()
     assert 0.3 < high.mean() < 0.7 and (high.mean(1) - 0.5).abs().mean() > 0.45
 
