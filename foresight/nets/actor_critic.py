@@ -210,15 +210,16 @@ class ActorCritic(nn.Module):
 
 
 class Sampled:
-    """Acts by what a network samples: the `choose` of `envs.collect`."""
+    """Acts by what a network samples, by default independently at every step: the `choose` of `envs.collect`."""
 
-    def __init__(self, network: Any, generator: torch.Generator) -> None:
+    def __init__(self, network: Any, generator: torch.Generator, sample: Callable[[Any], Tensor] | None = None) -> None:
         self.network, self.generator = network, generator
+        self.sample = sample or (lambda output: output.sample(generator))
 
     def __call__(self, obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:
         """Actions `[B, ...]` for observations, no extras, and the next memory."""
         output, carry = self.network.step(obs, carry)
-        return output.sample(self.generator), {}, carry
+        return self.sample(output), {}, carry
 
     def unroll(self, env: Any, obs: Tree, steps: int) -> Any:
         """The same for `steps` steps in a compiled loop; None if policy or environment have none."""

@@ -6,7 +6,8 @@ They have no linear layer, so the same head works on a fused MLP, a convolutiona
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,18 @@ class StateDependentHead(nn.Module):
             drawn = sigma * torch.empty(rows, *sigma.shape, device=sigma.device).normal_(generator=generator)
             for _ in range(every):
                 yield drawn
+
+
+def sampler(head: nn.Module, rows: int, every: int | None, generator: torch.Generator) -> Callable[[Any], Tensor]:
+    """Samples an action of every row of an output of `head`, `[rows, ...]`.
+
+    With `every`, `head` is a `StateDependentHead`: its noise has weights that each row holds for so many calls.
+    """
+    if every is None:
+        return lambda output: output.sample(generator)
+    assert isinstance(head, StateDependentHead)
+    noise = head.noise(rows, every, generator)
+    return lambda output: output.perturbed(next(noise))
 
 
 class TanhNormalHead(nn.Module):

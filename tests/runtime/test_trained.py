@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 
 import pytest
+from PIL import Image
 
 import foresight
+from foresight.cli.main import main
 from foresight.planning.games import opponents
 from foresight.runtime import catalog, run
-from foresight.runtime.evaluation import match, players
+from foresight.runtime.evaluation import match, players, record
 
 
 def test_the_connect_four_agent_plays() -> None:
     player, game = players.player("connect_four", None, simulations=32)
     result = match.play(game, player, opponents.make("random", game, 3), 40, seed=3)
     assert result.score > 0.9
+
+
+def test_play_shows_a_bundled_agent_by_its_name(tmp_path, monkeypatch, capsys) -> None:
+    """In a folder without runs; three frames are enough here."""
+    pytest.importorskip("Box2D")
+    monkeypatch.chdir(tmp_path)
+    shown, episode = [], record.episode
+
+    def short(module, state, env, seed):
+        shown.append((module.__name__.rpartition(".")[2], env.name, state.step))
+        return itertools.islice(episode(module, state, env, seed), 3)
+
+    monkeypatch.setattr(record, "episode", short)
+    assert main(["play", "ppo/LunarLander-v3", "--gif", "landing.gif"]) == 0
+    assert shown == [("ppo", "LunarLander-v3", 1_015_808)]
+    assert capsys.readouterr().out == "3 frames in landing.gif\n"
+    with Image.open("landing.gif") as image:
+        assert image.n_frames == 3
 
 
 def test_bundled_agents_are_small_and_have_cards(tmp_path, monkeypatch) -> None:

@@ -13,6 +13,10 @@ the learner recomputes the rest with its own weights (§3.1). `train` is the syn
 `foresight train impala --actors 4` the same `rollout` runs in four processes that never wait for the learner
 (`runtime.distributed.actors`), and the learner runs the same `update`.
 
+With `state_dependent_noise` (gSDE, Raffin et al. 2021, arXiv:2005.05719) the noise of continuous actions is linear in
+the policy's features. Each environment draws the weights of its noise at the start of a rollout and every so many
+steps of it; no rollout holds those of an older policy.
+
 Kept: V-trace with separate ρ̄ and c̄, and v_{t+1} (not V) in the policy's advantage (§4.2, appendix E.3), losses summed
 over steps (appendix D), RMSProp with ε = 0.01 and no momentum, a global gradient norm of 40, the learning rate annealed
 linearly to 0 (table D.1), the deep residual trunk over pixels (figure 3, right), several tasks at once (§5.3).
@@ -26,8 +30,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,6 +92,8 @@ class Config:
     memory_heads: int = 4  # attention heads of the memory
     memory_window: int = 64  # past env steps in the attention window
     backbone: str = "shared"  # one "shared" memory, two "separate" ones, or one for the "actor" or "critic" only
+    log_std: float = 0.0  # initial log standard deviation of continuous actions, or of the weights of gSDE
+    state_dependent_noise: int | None = None  # steps for which gSDE (arXiv 2005.05719) holds its noise; None: not
     precision: str = "float32"  # "float32", "bfloat16" (autocast of the trunk over pixels) or "auto" (the faster one)
     threads: int = 1  # torch threads on a CPU; 0: one per core
 
@@ -110,7 +117,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     halved = precision.dtype(config.precision, device) is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        head = encoders.policy_head(spaces.action)
+        held = config.state_dependent_noise is not None
+        head = (encoders.state_dependent_head if held else encoders.policy_head)(spaces.action, config.log_std)
         value_head = heads.ScalarHead() if config.popart_rate is None else heads.PopArtHead()
         network = memory.actor_critic(
             spaces.obs, head, value_head, memory.shape_of(config), config.backbone,
@@ -123,12 +131,17 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
-    """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut."""
+def act(
+    state: State, obs: Tree, carry: Tree = None, explore: bool = False, sample: Callable[[Any], Tensor] | None = None
+) -> tuple[Tensor, dict[str, Tensor], Tree]:
+    """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut.
+
+    `sample` draws an action of an output; by default independently in every call.
+    """
     output, carry = state.network.step(obs, carry)
     if not explore:
         return output.mode(), {}, carry
-    action = output.sample(state.generator)
+    action = output.sample(state.generator) if sample is None else sample(output)
     return action, {"logprob": output.logp(action)}, carry
 
 
@@ -140,7 +153,9 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Roll
     """`rollout_steps` steps of every environment from `obs` on; also the next observation and the memory."""
     if carry is None:
         carry = state.network.initial(env.num_envs)
-    choose, device = functools.partial(act, state, explore=True), state.generator.device
+    head, held = state.network.policy_head, state.config.state_dependent_noise
+    sample = heads.sampler(head, env.num_envs, held, state.generator)
+    choose, device = functools.partial(act, state, explore=True, sample=sample), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
     state.step += segment.trajectory.reward.numel()
     return dataclasses.replace(segment, carry=None), segment.last, segment.carry  # the learner recomputes that carry
@@ -203,6 +218,8 @@ def train(
 
 def _check(config: Config) -> None:
     errors.at_least(1, config, "num_envs", "rollout_steps", "rollouts_per_update")
+    if config.state_dependent_noise is not None:
+        errors.at_least(1, config, "state_dependent_noise")
     if config.clip_c > config.clip_rho:
         raise UserError(f"clip_c must be at most clip_rho ({config.clip_rho}), not {config.clip_c}; see §4.1.")
     if config.max_lag is not None and config.max_lag < 0:

@@ -63,7 +63,7 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, normalize, precision
 from foresight.nets.actor_critic import ActorCritic, Sampled
-from foresight.nets.outputs import Normal, Output
+from foresight.nets.outputs import Output
 from foresight.nets.sequence import memory, vla
 from foresight.nets.sequence.action_tokens import Tokens
 from foresight.nets.sequence.memory import MemoryActorCritic
@@ -185,17 +185,9 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
     if carry is None:
         carry = state.network.initial(env.num_envs)
 
-    held, head = state.config.state_dependent_noise, state.network.policy_head
-    noise = None
-    if held is not None and isinstance(head, heads.StateDependentHead):
-        noise = head.noise(env.num_envs, held, state.generator)
-
-    def perturbed(obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:
-        output, carry = state.network.step(obs, carry)
-        assert noise is not None and isinstance(output, Normal)  # of a StateDependentHead
-        return output.perturbed(next(noise)), {}, carry
-
-    choose = Sampled(state.network, state.generator) if noise is None else perturbed  # `act` with less overhead
+    network, held = state.network, state.config.state_dependent_noise
+    sample = heads.sampler(network.policy_head, env.num_envs, held, state.generator)
+    choose = Sampled(network, state.generator, sample)  # `act` with less overhead
     segment = collect.segment(
         env, obs, choose, state.config.rollout_steps, state.generator.device, state.episodes, carry
     )

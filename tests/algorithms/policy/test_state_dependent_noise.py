@@ -1,4 +1,4 @@
-"""gSDE in PPO and SAC: noise that is linear in the policy's features, with weights that are held for some steps."""
+"""gSDE in PPO, IMPALA and SAC: noise that is linear in the policy's features, with weights held for some steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
-from foresight.algorithms.policy import ppo, sac
+from foresight.algorithms.policy import impala, ppo, sac
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.nets.heads import StateDependentHead
@@ -18,12 +18,18 @@ from tests.algorithms.policy.sac_runs import SAC, aim
 from tests.algorithms.policy.small_envs import Bandit, sides
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import forgets, restored, weights
-from tests.sabotage import change, sabotaged_by, scaled
+from tests.sabotage import change, returns, sabotaged_by, scaled
 
 BOX = gs.Box(-2, 2, (2,), np.float32)
 HELD = ppo.Config(
     steps=512, num_envs=8, rollout_steps=8, hidden=(16,), log_std=-1.0, state_dependent_noise=4, learning_rate=1e-2
 )
+HELD_IMPALA = impala.Config(
+    steps=512, num_envs=8, rollout_steps=8, rollouts_per_update=1, hidden=(16,), log_std=-1.0, state_dependent_noise=4,
+    learning_rate=1e-2, optimizer="adam", entropy_coef=0.0,
+)  # fmt: skip
+BOTH = pytest.mark.parametrize(("module", "config"), [(ppo, HELD), (impala, HELD_IMPALA)], ids=["ppo", "impala"])
+KINDS = pytest.mark.parametrize("options", [{}, {"memory": "gru", "memory_size": 16}], ids=["vector", "memory"])
 
 
 def _closeness(c, a):
@@ -63,12 +69,14 @@ def test_the_noise_is_normal_with_the_squared_features_times_the_variances():
 @sabotaged_by(
     "foresight.nets.heads.StateDependentHead.noise", change("every", lambda n: 1), change("rows", lambda n: 1)
 )
-def test_noise_is_held_between_redraws_and_differs_between_environments():
+@BOTH
+def test_noise_is_held_between_redraws_and_differs_between_environments(module, config):
     """Equal states get equal actions until the weights are drawn again, at every rollout's start at the latest."""
     env = _contexts()
-    state = ppo.build(HELD, env.spaces)
-    batch, obs, _ = ppo.rollout(state, env, env.reset(0))
-    later, _, _ = ppo.rollout(state, env, obs)
+    state = module.build(config, env.spaces)
+    batch, obs, _ = module.rollout(state, env, env.reset(0))
+    later, _, _ = module.rollout(state, env, obs)
+    batch, later = (getattr(x, "trajectory", x) for x in (batch, later))
     action = torch.cat([batch.action, later.action], 1)  # the contexts alternate: steps t and t + 2 show the same
     same = (action[:, :-2] - action[:, 2:]).abs().amax((0, 2)) < 1e-6
     assert same.tolist() == [True, True, False, False] * 3 + [True, True]
@@ -78,42 +86,63 @@ def test_noise_is_held_between_redraws_and_differs_between_environments():
 
 
 @sabotaged_by("foresight.ops.returns.gae", lambda f: lambda *a: tuple(-x for x in f(*a)))
-@pytest.mark.parametrize("kind", ["vector", "memory"])
-def test_it_learns_with_every_kind_of_network(kind):
-    options = {"vector": {}, "memory": {"memory": "gru", "memory_size": 16}}[kind]
-    state = last(ppo, dataclasses.replace(HELD, steps=2_000, rollout_steps=16, **options), _contexts())
+@KINDS
+def test_it_learns_with_every_kind_of_network(options):
+    _learns(ppo, dataclasses.replace(HELD, steps=2_000, rollout_steps=16, **options))
+
+
+@sabotaged_by("foresight.ops.returns.vtrace", lambda f: lambda *a: tuple(-x for x in f(*a)))
+@KINDS
+def test_impala_learns_with_every_kind_of_network(options):
+    _learns(impala, dataclasses.replace(HELD_IMPALA, steps=6_000, **options))
+
+
+def _learns(module, config):
+    state = last(module, config, _contexts())
     env = _contexts()
     obs = env.reset(0)
-    action, _, _ = ppo.act(state, obs)
+    action, _, _ = module.act(state, obs)
     assert _closeness(env._context, action).mean() > 0.9
-    sampled, _, _ = ppo.act(state, obs, explore=True)
+    sampled, _, _ = module.act(state, obs, explore=True)
     assert not torch.equal(sampled, action)
     head = state.network.policy_head
     assert head.log_std.shape == (16, 2) and head.log_std.std() > 0
 
 
-def test_pixels_share_their_trunk():
+@sabotaged_by("foresight.algorithms.policy.impala.act", returns(lambda x: x + 0.1))
+@KINDS
+def test_the_learner_of_impala_gives_actions_the_probability_that_actors_gave_them(options):
+    """V-trace's ratio is 1 for rollouts of the policy that is updated."""
+    config = dataclasses.replace(HELD_IMPALA, rollouts_per_update=2, popart_rate=0.01, **options)
+    for _, metrics, _ in impala.train(config, _contexts()):
+        assert metrics["ratio"] == pytest.approx(1, abs=1e-5)
+
+
+@BOTH
+def test_pixels_share_their_trunk(module, config):
     env = sides(BOX, _closeness)
-    state = last(ppo, dataclasses.replace(HELD, steps=64), env)
+    state = last(module, dataclasses.replace(config, steps=64, images="nature"), env)
     assert state.network.policy_head.log_std.shape == (512, 2)
-    assert ppo.act(state, env.reset(0))[0].shape == (8, 2)
+    assert module.act(state, env.reset(0))[0].shape == (8, 2)
 
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("network", "optimizer", "generator")])
-def test_a_resumed_run_is_the_uninterrupted_one():
+@BOTH
+def test_a_resumed_run_is_the_uninterrupted_one(module, config):
     copies = []
-    for step, _, state in ppo.train(HELD, _contexts()):
+    for step, _, state in module.train(config, _contexts()):
         if step == 256:
-            copies = [copy.deepcopy(state), restored(ppo, state, _contexts())]
+            copies = [copy.deepcopy(state), restored(module, state, _contexts())]
     for halfway in copies:
-        assert torch.equal(weights(last(ppo, HELD, _contexts(), halfway)), weights(state))
+        assert torch.equal(weights(last(module, config, _contexts(), halfway)), weights(state))
 
 
 def test_mistakes_are_named():
-    with pytest.raises(UserError, match="state_dependent_noise needs continuous actions"):
-        ppo.build(HELD, Spaces(gs.Box(0, 1, (2,), np.float32), gs.Discrete(2)))
-    with pytest.raises(UserError, match="state_dependent_noise must be at least 1, not 0"):
-        ppo.build(dataclasses.replace(HELD, state_dependent_noise=0), _contexts().spaces)
+    for module, config in ((ppo, HELD), (impala, HELD_IMPALA)):
+        with pytest.raises(UserError, match="state_dependent_noise needs continuous actions"):
+            module.build(config, Spaces(gs.Box(0, 1, (2,), np.float32), gs.Discrete(2)))
+        with pytest.raises(UserError, match="state_dependent_noise must be at least 1, not 0"):
+            module.build(dataclasses.replace(config, state_dependent_noise=0), _contexts().spaces)
     with pytest.raises(UserError, match="state_dependent_noise must be at least 1, not 0"):
         sac.build(dataclasses.replace(SAC, state_dependent_noise=0), aim().spaces)
     with pytest.raises(UserError, match="A VLA has no state_dependent_noise"):

@@ -25,6 +25,7 @@ from tests.sabotage import change, sabotaged_by
 
 FIELDS: dict[str, Any] = {"hidden": (16,), "num_envs": 4, "rollout_steps": 8}
 IMPALA = impala.Config(steps=640, rollouts_per_update=2, max_lag=0, optimizer="adam", learning_rate=3e-3, **FIELDS)
+HELD = dataclasses.replace(IMPALA, steps=320, state_dependent_noise=3, log_std=-2.0)
 PPO = ppo.Config(steps=320, minibatches=2, **FIELDS)
 A2C = a2c.Config(steps=160, memory="lstm", memory_size=8, **FIELDS)
 OFF = off_policy_ac.Config(steps=160, replay_ratio=2, **FIELDS)
@@ -69,14 +70,20 @@ def _late(take: Any) -> Any:
 @sabotaged_by("foresight.runtime.distributed.actors.get_weights", _late)
 @sabotaged_by("foresight.runtime.distributed.actors.load_weights", lambda f: lambda state, weights: None)
 @pytest.mark.parametrize(
-    ("module", "config"),
-    [(impala, IMPALA), (ppo, PPO), (a2c, A2C), (off_policy_ac, OFF)],
-    ids=["impala", "ppo", "a2c", "off_policy_ac"],
+    ("module", "config", "task"),
+    [
+        (impala, IMPALA, "CartPole-v1"),
+        (ppo, PPO, "CartPole-v1"),
+        (a2c, A2C, "CartPole-v1"),
+        (off_policy_ac, OFF, "CartPole-v1"),
+        (impala, HELD, "Pendulum-v1"),
+    ],
+    ids=["impala", "ppo", "a2c", "off_policy_ac", "impala-gsde"],
 )
-def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any) -> None:
+def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any, task: str) -> None:
     """One actor in lockstep: bit for bit what `train` does in one process."""
-    together = [(step, m, weights(s)) for step, m, s in module.train(config, make("CartPole-v1", num_envs=4))]
-    apart = _apart(module, config, _fleet(module, config))
+    together = [(step, m, weights(s)) for step, m, s in module.train(config, make(task, num_envs=4))]
+    apart = _apart(module, config, _fleet(module, config, env=lambda: make(task, num_envs=4)), task)
     assert [step for step, _, _ in apart] == [step for step, _, _ in together]
     for (_, metrics, moved), (_, expected, whole) in zip(apart, together, strict=True):
         assert torch.equal(moved, whole)
