@@ -202,6 +202,16 @@ def test_a_sorter_without_errors_sorts_and_its_graph_merges():
     assert any(lost) and max(map(abs, lost)) > 5
 
 
+@pytest.mark.parametrize("length", [5, 9, 10])
+def test_a_graph_merges_every_part_of_an_odd_number(length):
+    """9 digits in parts of 3 are 3 parts; 10 in 8 parts of 2 are 5."""
+    task = make("sorting", size=2, held_out=4, length=length)
+    mind = Mind(Scripted(sorting.noisy_sorter(0.0)), 200)
+    for parts in (4, 8):
+        results = methods.run("graph_of_thoughts", mind, task, task.test, parts=parts)
+        assert task.grade(task.test, [result.answer.text for result in results]) == [1.0] * 4
+
+
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
