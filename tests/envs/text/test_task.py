@@ -144,6 +144,7 @@ GRADES = [  # an answer, with right and wrong completions
     ("1,234", ["1234", "1,234", "1234.0"], ["234", "1,2345"]),
     ("3/4", ["0.75", "6 / 8", ".75", r"\boxed{\frac{3}{4}}"], ["4", "3", "3/5"]),
     ("4", ["8/2"], ["3/4", r"\frac{3}{4}"]),
+    ("1e-05", ["0.00001", "1e-5", "1/100000"], ["1", "0.0001"]),
     ("Paris", ["It is Paris.", '"**Paris**"', r"\boxed{Paris}"], ["Paris, France", "St-Paris", "paris"]),
     ("5 cm", ["It is 5 cm!"], ["1.5 cm", "-5 cm", "15 cm"]),
     ("f(x)", ["It is f(x)."], ["g(x)"]),
