@@ -55,6 +55,8 @@ def test_largest_has_four_different_numbers_and_their_answer():
         ("7 + 12 = 19.", 19),
         ("1,234", 1234),
         ("it is -5", -5),
+        ("it is \u22125", -5),
+        ("9\u22124", 4),
         ("3.5", None),
         ("5 makes 0.5", None),
         ("", None),
