@@ -43,10 +43,10 @@ def page(tree: ThoughtTree, title: str, path: Path) -> Path:
     blocks = list[str]()
     ahead: list[int | None] = [0]  # None ends a block: no recursion, which a deep tree would exceed
     while ahead:
-        i = ahead.pop()
-        blocks.append("</details>\n" if i is None else head(i))
-        if i is not None:
-            ahead += [None, *reversed(below.get(i, ()))]
+        one = ahead.pop()
+        blocks.append("</details>\n" if one is None else head(one))
+        if one is not None:
+            ahead += [None, *reversed(below.get(one, ()))]
     text = f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
     checkpoint.write_atomic(path, f"{text}<h1>{html.escape(title)}</h1>\n{''.join(blocks)}")
     return path
