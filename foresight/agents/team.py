@@ -29,7 +29,9 @@ The trace of a team is one JSON document:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -111,6 +113,16 @@ class Team:
     def canceled(self) -> bool:
         """Whether the team was canceled, or its time is over."""
         return self._canceled.is_set() or time.monotonic() > self._end
+
+    def in_time(self, turn: Callable[[], str]) -> str | None:
+        """The text of a turn; None, and the team is canceled, if its time is over before."""
+        if self._end == math.inf:
+            return turn()
+        found = tool.within(self._end - time.monotonic(), turn)
+        if not found.done():
+            self.cancel()
+            return None
+        return found.result()
 
 
 class Member:
@@ -319,7 +331,8 @@ def ask(
 ) -> dict[str, Any]:
     """As `run`, with a function that writes the turns as text (`agents.agent.Turn`), such as a server's or a script.
 
-    Sub-agents run in threads. Their tokens are not known: `TOKEN` characters count as one.
+    Sub-agents run in threads. Their tokens are not known: `TOKEN` characters count as one. A turn that is not written
+    when the time of the team is over is left behind in its thread.
     """
 
     def hold(row: Dialogue) -> None:
@@ -328,7 +341,10 @@ def ask(
             if team.canceled or row.turns == turns or member.tokens_left < 1:
                 row.cut = True
                 return
-            text = turn([{"role": m["role"], "content": m["content"]} for m in row.messages], member.tools)
+            sent = [{"role": m["role"], "content": m["content"]} for m in row.messages]
+            text = team.in_time(functools.partial(turn, sent, member.tools))
+            if text is None:
+                continue
             tokens = -(-len(text) // TOKEN)
             row.turns, row.sampled = row.turns + 1, row.sampled + tokens
             row.messages.append({"role": "assistant", "content": text, "tokens": tokens})

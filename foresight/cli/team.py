@@ -77,9 +77,9 @@ def team(
     before = _cancel_on_interrupt(one)
     try:
         if model.startswith(("http://", "https://")):
-            from foresight.planning.generation.server import Server
+            from foresight.planning.generation.server import PATIENCE, Server
 
-            server = Server(model, None, report=screen.note)
+            server = Server(model, None, patience=min(seconds, PATIENCE), report=screen.note)
             found = teams.ask(agents.served(server, max_new_tokens, temperature, seed), one, turns, model)
         else:
             from foresight.runtime import machine

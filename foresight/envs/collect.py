@@ -22,6 +22,9 @@ from foresight.ops import returns
 Choose = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor], Any]]
 _CPU = torch.device("cpu")
 LONGEST = 10_000  # steps of an episode that is collected whole; no task of MuJoCo or dm_control has more than 1,000
+# Steps of a recorded episode. The longest games of Atari are cut after 108,000 frames, which are as many steps where no
+# frame is skipped: what is longer never ends.
+LONGEST_RECORDED = 200_000
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,7 @@ def whole_episodes(
         yield step
         if not running.any():
             return
-    raise UserError(
-        f"{int(running.sum())} of {env.num_envs} environments '{env.name}' did not end an episode within {LONGEST:,} "
-        "steps, but whole episodes are collected. Give them a time limit, for example with "
-        "--env-options time_limit=1000."
-    )
+    raise _endless(env, int(running.sum()), LONGEST)
 
 
 @torch.no_grad()
@@ -153,7 +152,8 @@ def record(
     """Whole episodes as data: of environment i the first `quota[i]` after a reset with `seed`.
 
     A fixed quota per environment: the first episodes to end would be biased to short ones. `rewarded(carry, reward)`
-    passes the rewards `[B]` to a policy that acts on them. The episodes are also added to `finished`.
+    passes the rewards `[B]` to a policy that acts on them. The episodes are also added to `finished`. Raises UserError
+    for an episode of more than `LONGEST_RECORDED` steps.
     """
     running: list[list[tuple[Tree, Tensor, Tensor]]] = [[] for _ in quota]
     found: list[list[data.Episodes]] = [[] for _ in quota]
@@ -175,10 +175,21 @@ def record(
         if carry is not None and bool(feedback.cut.any()):
             carry = reset_carry(carry, feedback.cut)
         obs = feedback.obs
+        over = [len(s) > LONGEST_RECORDED and len(f) < n for s, f, n in zip(running, found, quota, strict=True)]
+        if any(over):
+            raise _endless(env, sum(over), LONGEST_RECORDED)
     joined = data.join([one for ones in found for one in ones])
     if finished is not None:
         finished.note({"episode_return": joined.returns.tolist(), "episode_length": joined.length.tolist()})
     return joined
+
+
+def _endless(env: Env, count: int, longest: int) -> UserError:
+    """The error for `count` environments whose episodes have more than `longest` steps."""
+    return UserError(
+        f"{count} of {env.num_envs} environments '{env.name}' did not end an episode within {longest:,} steps, but "
+        "whole episodes are collected. Give them a time limit, for example with --env-options time_limit=1000."
+    )
 
 
 def _row(tree: Tree, row: int) -> Tree:

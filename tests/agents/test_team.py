@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -172,6 +174,25 @@ def test_a_sub_agent_that_never_answers_is_reported() -> None:
     found = play(script, team.Team("Go"))
     assert "error: the sub-agent 0.0 gave no answer" in found["root"]["answer"]
     assert not found["root"]["members"][0]["ended"] and found["root"]["members"][0]["parts"]["outcome"] == 0
+
+
+def test_seconds_end_turns_that_are_in_flight() -> None:
+    answered = threading.Event()
+
+    def hanging(messages: list[dict[str, Any]]) -> str:
+        if messages[0]["content"].startswith("Wait"):
+            answered.wait(20)
+            return json.dumps({"answer": "late"})
+        return "late" if len(messages) > 1 else delegate("Wait") + delegate("Wait")
+
+    begun = time.monotonic()
+    try:
+        found = play(hanging, team.Team("go", seconds=0.2))
+        assert time.monotonic() - begun < 15
+    finally:
+        answered.set()
+    assert found["canceled"] and [node["path"] for node in nodes(found["root"])] == [[0], [0, 0], [0, 1]]
+    assert not any(node["ended"] for node in nodes(found["root"]))
 
 
 def test_cancellation_ends_all_conversations() -> None:

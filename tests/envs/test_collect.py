@@ -113,6 +113,13 @@ def test_whole_episodes_that_never_end_are_refused(monkeypatch: pytest.MonkeyPat
         list(collect.whole_episodes(Corridor(4), 0, _still, Episodes()))  # it never leaves cell 0
 
 
+def test_recorded_episodes_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "LONGEST_RECORDED", 8)
+    assert collect.record(Clock(), 0, _still, [1] * Clock().num_envs).length.max() == 8  # as long as its episodes
+    with pytest.raises(UserError, match=r"2 of 4 environments 'Corridor' .* within 8 steps.*options time_limit=1000"):
+        collect.record(Corridor(4), 0, _still, [1, 0, 3, 0])  # nothing is wanted of the others
+
+
 @sabotaged_by("foresight.envs.base.Episodes.note", lambda f: lambda self, info: f(self, {}))
 def test_only_the_last_hundred_episodes_count() -> None:
     seen = Episodes()

@@ -109,6 +109,7 @@ def domain_from(text: str, name: str = "domain.pddl") -> Domain:
                 if kind != OBJECT:
                     types.setdefault(kind, OBJECT)
             types.pop(OBJECT, None)
+            _check_order(source, part, types)
         elif key == ":constants":
             constants = dict(_typed(source, part, 1, types))
         elif key == ":predicates":
@@ -207,6 +208,16 @@ def _typed(
         waiting.append(word)
         i += 1
     return found + [(name, OBJECT) for name in waiting]
+
+
+def _check_order(source: Source, part: Words, types: Mapping[str, str]) -> None:
+    """Raise UserError for a type that is below itself."""
+    for kind, above in types.items():
+        for _ in types:
+            if above == kind:
+                line = part.lines[part.index(kind, 1)]
+                raise source.error(line, f"the type '{kind}' below itself", "types that end at object")
+            above = types.get(above, OBJECT)
 
 
 def _action(

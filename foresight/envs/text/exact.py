@@ -15,7 +15,9 @@ OPERATIONS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "/": lambda a, b: a / b,
 }
 _SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)(?:/\d+)?")
+_NUMBER = re.compile(  # of an exponent at most 3 digits: the number of 1e999999999 needs 400 MB
+    r"-?(?:\d+(?:\.\d+)?|\.\d+)(?:/\d+|[eE][-+]?\d{1,3})?"
+)
 _WRITTEN = re.compile(  # a number in a text: its sign, thousands, decimals, what it is divided by, and its exponent
     r"(?<![\w./])[-+\u2212]?(?=\.?\d)(?:\d{1,3}(?:,\d{3})+(?!\d)|\d*)(?:\.\d+)?(?: ?/ ?\d+)?(?:[eE][-+]?\d+)?"
 )
@@ -48,7 +50,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
 
 
 def canonical(answer: str) -> str:
-    """The one form of an answer that votes are counted under: 0.5, 1/2 and 2/4 are "1/2"; 1,000 is "1000".
+    """The one form of an answer that votes are counted under: 0.5, 1/2 and 2/4 are "1/2"; 1,000 and 1e3 are "1000".
 
     Text that is not a number is stripped of spaces, a final period, and differences of case.
     """

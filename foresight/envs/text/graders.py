@@ -14,8 +14,8 @@ CLOSING = string.whitespace + ".!*`\"')}"  # what may stand after an answer
 
 def last_integer(text: str) -> int | None:
     """The last number in a text; None if it is not an integer, or if there is none. "1,000" is one thousand."""
-    last = re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", text)[-1:]
-    return int(last[0].replace(",", "")) if last and "." not in last[0] else None
+    last = re.findall(r"(?<![\w.])[-\u2212]?\d[\d,]*(?:\.\d+)?", text)[-1:]
+    return int(last[0].replace(",", "").replace("\u2212", "-")) if last and "." not in last[0] else None
 
 
 def grade_last_integer(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:

@@ -170,6 +170,9 @@ class Worker:
                 f"The process of the reward function '{self.__name__}' ended during a call, {process.ending(code)}: "
                 "fix it, or debug it with --env-options reward_timeout=0, which runs it in the main process."
             ) from error
+        except BaseException:  # such as Ctrl-C: the next call must not read the reply to this one
+            self._stop()
+            raise
         if reply is None:
             self._stop()
             raise LostError(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from foresight.envs.tools import tool
-from foresight.envs.tools.episode import Reply
+from foresight.envs.tools.episode import Reply, close
 from foresight.errors import UserError
 
 
@@ -26,7 +26,8 @@ def trl(
 
     `rows` are its dataset: the column `prompt` (a text or a conversation, of which the last message is used) is the
     question, to which the text that `reset` returns is added. `reward(env, answer)` replaces `get_reward`. One that is
-    `slow`, by this argument or an attribute of its own, answers in a thread. Raises UserError if there is no reward.
+    `slow`, by this argument or an attribute of its own, answers in a thread. `close()` is no tool: it is called after
+    the episode. Raises UserError if there is no reward.
     """
     if reward is None and not callable(getattr(factory, "get_reward", None)):
         raise UserError("The environment has no get_reward(): add it, or give reward=f with f(env, answer).")
@@ -40,7 +41,8 @@ def trl(
             self._env = factory()
             self.slow = getattr(self._env, "slow", slow)
             methods = inspect.getmembers(self._env, inspect.ismethod)
-            named = [method for name, method in methods if name not in ("reset", "get_reward") and name[0] != "_"]
+            own = ("reset", "get_reward", "close")
+            named = [method for name, method in methods if name not in own and name[0] != "_"]
             self.tools = [tool.of(method) for method in named]
             text = self._env.reset(**row)
             prompt = row.get("prompt", "")
@@ -49,6 +51,9 @@ def trl(
 
         def reward(self, answer: str) -> float:
             return float(self._env.get_reward() if reward is None else reward(self._env, answer))
+
+        def close(self) -> None:
+            close(self._env)
 
     Trl.__name__ = getattr(factory, "__name__", "Trl")
     return Trl
@@ -66,7 +71,7 @@ def gymnasium(
 
     `make(seed)` builds one, `seeds` is their number, and `most` is that of the turns. The outcome is the sum of the
     rewards. `script(env)` writes the next action of a demonstration. An action that the environment rejects by raising
-    is answered with the error. `slow` is as in `trl`.
+    is answered with the error. `slow` and `close()` are as in `trl`.
     """
 
     class Game:
@@ -98,6 +103,9 @@ def gymnasium(
 
         def parts(self) -> dict[str, float]:
             return {"outcome": self._total, "failed_actions": float(self.failed)}
+
+        def close(self) -> None:
+            close(self._env)
 
     if script is not None:
         cast(Any, Game).script = lambda self, messages: script(self._env)

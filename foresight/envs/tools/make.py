@@ -85,7 +85,7 @@ def make(
             raise errors.unknown("part of a reward", part, PARTS)
     rows = env.questions(**options, **({"seed": seed} if "seed" in valid else {}))
     examples = [
-        Example(in_time(episode_seconds, name, functools.partial(env().reset, row)), columns={"row": row})
+        Example(in_time(episode_seconds, name, functools.partial(_question, env, row)), columns={"row": row})
         for row in rows
     ]
     alike = len({str(example.prompt) for example in examples}) < 2  # as of a game, which begins alike
@@ -137,6 +137,14 @@ def mix(name: str, make: Callable[..., TextTask], options: dict[str, Any]) -> Te
     return dataclasses.replace(
         first, name=name, train=side(lambda t: t.train), test=side(lambda t: t.test), episode=begin, turns=turns
     )
+
+
+def _question(env: type[Any], row: dict[str, Any]) -> Any:
+    """What an episode begins with. The environment is closed, as a task has hundreds of them."""
+    made = env()
+    first = made.reset(row)
+    close(made)
+    return first
 
 
 def _begin(env: type[Any], example: Example, seconds: float, without: Sequence[str]) -> Episode:

@@ -121,6 +121,8 @@ def _revise_in_words(
     for (i, _, node), thoughts in zip(wrong, replies, strict=True):
         for thought in thoughts:
             revised[i] = Hypothesis(thought.tokens, thought.text, 0.0, tree.add(thought.text, (node,), "revision"))
+    if not any(replies) and not any(hypothesis.score for hypothesis in revised):  # none is better: a plain vote
+        revised = [dataclasses.replace(hypothesis, score=1.0) for hypothesis in revised]
     return revised, any(replies)
 
 

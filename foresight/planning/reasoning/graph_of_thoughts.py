@@ -53,7 +53,8 @@ def graph_of_thoughts(
 ) -> Steps:
     """Split in `parts` (a power of 2), solve each `solve` times and keep the best, merge pairwise `merge` times.
 
-    Every merged thought is improved `improve` times; the best of all is kept at each level.
+    Every merged thought is improved `improve` times; the best of all is kept at each level. A question may be split in
+    fewer parts, such as 3: one without a partner is merged at the next level.
     """
     if parts < 1 or parts & (parts - 1):
         raise UserError(f"parts is {parts}: it must be a power of 2, since parts are merged in pairs.")
@@ -77,7 +78,7 @@ def graph_of_thoughts(
                 merged += keep(tree, [*best, *better])
         if not merged:
             break
-        level = merged
+        level = merged + level[len(level) // 2 * 2 :]  # of an odd number, the last waits for the next level
     return finish(tree, level)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ summary { cursor: pointer } pre { display: inline; white-space: pre-wrap }
 .score { color: #666; font-size: 12px } .kind { color: #36c; font-size: 12px }
 """
 MOST = 400  # nodes of a picture: more than can be seen
+WIDEST = 60.0  # inches of a picture, 7,200 pixels: Matplotlib draws fewer than 65,536
+TICKS = 50  # numbers below a picture
 
 
 def page(tree: ThoughtTree, title: str, path: Path) -> Path:
@@ -27,19 +30,25 @@ def page(tree: ThoughtTree, title: str, path: Path) -> Path:
         if node.parents:
             below.setdefault(node.parents[0], []).append(i)
 
-    def block(i: int) -> str:
+    def head(i: int) -> str:
         node = tree.nodes[i]
         marks = " ".join(name for name, on in (("chosen", node.chosen), ("pruned", not node.kept)) if on)
         score = "" if node.score is None else f' <span class="score">{node.score:.3g}</span>'
         others = "".join(f' <span class="kind">from {parent}</span>' for parent in node.parents[1:])
-        head = (
+        line = (
             f'<span class="kind">{i} {html.escape(node.kind)}</span>{others}{score} <pre>{html.escape(node.text)}</pre>'
         )
-        inner = "".join(block(child) for child in below.get(i, ()))
-        return f'<details class="{marks}"{" open" if node.chosen else ""}><summary>{head}</summary>{inner}</details>\n'
+        return f'<details class="{marks}"{" open" if node.chosen else ""}><summary>{line}</summary>'
 
+    blocks = list[str]()
+    ahead: list[int | None] = [0]  # None ends a block: no recursion, which a deep tree would exceed
+    while ahead:
+        one = ahead.pop()
+        blocks.append("</details>\n" if one is None else head(one))
+        if one is not None:
+            ahead += [None, *reversed(below.get(one, ()))]
     text = f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
-    checkpoint.write_atomic(path, f"{text}<h1>{html.escape(title)}</h1>\n{block(0)}")
+    checkpoint.write_atomic(path, f"{text}<h1>{html.escape(title)}</h1>\n{''.join(blocks)}")
     return path
 
 
@@ -51,12 +60,12 @@ def picture(tree: ThoughtTree, title: str, path: Path) -> Path:
     nodes = range(min(len(tree.nodes), MOST))
     count: dict[int, int] = {}
     place: dict[int, tuple[float, float]] = {}
-    sizes = {d: sum(depth[i] == d for i in nodes) for d in set(depth)}
+    sizes = Counter(depth[i] for i in nodes)
     for i in nodes:
         d = depth[i]
         count[d] = count.get(d, 0) + 1
         place[i] = (float(d), (count[d] - (sizes[d] + 1) / 2) / max(sizes.values()))
-    figure = Figure(figsize=(2 + 1.6 * len(sizes), 5), layout="constrained")
+    figure = Figure(figsize=(min(2 + 1.6 * len(sizes), WIDEST), 5), layout="constrained")
     axes = figure.add_subplot()
     for i in nodes:
         for parent in tree.nodes[i].parents:
@@ -74,7 +83,7 @@ def picture(tree: ThoughtTree, title: str, path: Path) -> Path:
     axes.set_title(title + more, fontsize=10)
     axes.set_xlabel("thoughts from the question")
     axes.set_yticks([])
-    axes.set_xticks(sorted(sizes))
+    axes.set_xticks(sorted(sizes)[:: 1 + len(sizes) // TICKS])
     figure.savefig(path, dpi=120)
     return path
 

@@ -50,6 +50,8 @@ def test_what_is_written_is_read_again(name):
         ("(not (p ?x))", "(when (p ?x) (p ?x))", r"line 7: conditional effects \(when\) not supported"),
         ("(not (p ?x))", "(increase (c) 1)", r"line 7: numeric effects \(increase\) not supported"),
         ("(?x - a ?y - b)", "(?x - c)", r"line 5: the type 'c'; expected one of a, b, thing, object"),
+        ("a b - thing", "a - a b", r"line 2: the type 'a' below itself; expected types that end at object"),
+        ("a b - thing", "c - a b - a\na - b", r"line 2: the type 'b' below itself"),
         (":effect", ":efect", r"line 7: ':efect' in the action go; expected :parameters, :precondition or :effect"),
         ("))))", "))", r"line 7: the file ends inside the '\(' of line 5; expected '\)'"),
         ("))))", "))))\n)", r"line 8: a '\)' without '\('"),

@@ -28,6 +28,9 @@ def test_what_is_no_such_expression_is_refused(text):
 def test_equal_answers_have_one_form():
     assert len({canonical(text) for text in ("1/2", "0.5", " 2/4 ", "0.50.", "+1/2", "3 / 6")}) == 1
     assert canonical("1,000") == canonical("1000") == canonical("1000.0") != canonical("100")
+    assert canonical("1e-05") == canonical("0.00001") and canonical("2.5E3") == canonical("2,500") != canonical("2.5")
+    assert canonical("1e+16") == "1" + "0" * 16
+    assert canonical("1E999999999") == "1e999999999"  # a text: as a number it needs 400 MB
     assert canonical("-3") != canonical("3")
     assert canonical(" The  Answer. ") == canonical("the answer") != canonical("answer")
     assert canonical("1/0") == "1/0"

@@ -193,6 +193,22 @@ def test_a_signal_to_all_processes_is_left_to_the_run(task, tmp_path, number):
     assert worker(completions=["a", "b"]) == [1.0, 1.0] and process.poll() is None
 
 
+def test_a_call_that_is_interrupted_leaves_no_answer_to_the_next(task, tmp_path, monkeypatch):
+    worker = Worker(f"{tmp_path}/rewards.py:lengths", 60.0)
+    assert worker(completions=["a"]) == [1.0]
+    poll = worker._pipe.poll
+
+    def interrupted(limit):
+        monkeypatch.undo()
+        assert poll(limit)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(worker._pipe), "poll", lambda self, limit: interrupted(limit))
+    with pytest.raises(KeyboardInterrupt):
+        worker(completions=["ab"])
+    assert worker(completions=["abc"]) == [3.0]
+
+
 def test_what_the_function_starts_can_still_be_ended(task, tmp_path):
     assert Worker(f"{tmp_path}/rewards.py:starting", 60.0)(completions=["a"]) == [-signal.SIGTERM] * 2
 

@@ -9,7 +9,7 @@ import pytest
 from foresight.envs.make import make as make_env
 from foresight.envs.tools import adapters, make, python, search, tool
 from foresight.envs.tools.babyai import ACTIONS
-from foresight.envs.tools.episode import Toolbox
+from foresight.envs.tools.episode import Toolbox, close
 from foresight.envs.tools.notebook import Notebook
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
@@ -174,6 +174,28 @@ def test_an_environment_of_another_library_may_be_slow(given: bool) -> None:
         assert task.episode(task.train[0]).slow is True
     quick = make.make("quick", adapters.trl(Theirs, rows), held_out=2)
     assert quick.episode(quick.train[0]).slow is False
+
+
+@pytest.mark.parametrize("kind", [Theirs, Guess])
+def test_environments_are_closed_after_their_question_and_their_episode(kind: type[Any]) -> None:
+    opened: list[Any] = []
+
+    class Held(kind):  # type: ignore[misc]
+        def __init__(self) -> None:
+            opened.append(self)
+
+        def close(self) -> None:
+            """Give the memory back."""
+            opened.remove(self)
+
+    rows = [{"prompt": f"Double {x}.", "x": x} for x in range(8)]
+    env = adapters.trl(Held, rows) if kind is Theirs else adapters.gymnasium(lambda seed: Held(), 8)
+    task = make.make("held", env, held_out=2)
+    assert not opened
+    episode = task.episode(task.train[0])
+    assert len(opened) == 1 and "close" not in str(episode.messages())
+    close(episode)
+    assert not opened
 
 
 def test_babyai_in_words() -> None:

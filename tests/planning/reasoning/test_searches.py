@@ -139,6 +139,20 @@ def test_deep_think_revises_unless_the_critique_begins_with_correct():
         assert result.answer.text == ("19" if revised else "18"), critique
 
 
+def test_deep_think_without_tokens_for_a_revision_votes():
+    answers = iter(["41", "42", "42"])
+
+    def chat(text, draw):
+        return "wrong " * 10 if "Find the first mistake" in text else next(answers)
+
+    mind = Mind(Scripted(chat, chat=True), 40)
+    task = make("addition", held_out=4)
+    answer = methods.run("deep_think", mind, task, FEW[:1], budget=130, n=3, rounds=1)[0].answer
+    kinds = [node.kind for node in answer.tree.nodes]
+    assert kinds.count("critique") == 3 and "revision" not in kinds
+    assert answer.text == "42" and answer.candidates == (("42", 2.0), ("41", 1.0))
+
+
 def test_a_model_values_its_own_thoughts_in_three_words():
     def chat(text, draw):
         return "sure" if "7" in text.partition("steps so far:")[2].partition("Can the")[0] else "impossible"
@@ -200,6 +214,16 @@ def test_a_sorter_without_errors_sorts_and_its_graph_merges():
     reply = sorting.noisy_sorter(0.01)
     lost = [64 - len(reply("Sort: " + "5 " * 64, random.Random(i)).split()) for i in range(60)]
     assert any(lost) and max(map(abs, lost)) > 5
+
+
+@pytest.mark.parametrize("length", [5, 9, 10])
+def test_a_graph_merges_every_part_of_an_odd_number(length):
+    """9 digits in parts of 3 are 3 parts; 10 in 8 parts of 2 are 5."""
+    task = make("sorting", size=2, held_out=4, length=length)
+    mind = Mind(Scripted(sorting.noisy_sorter(0.0)), 200)
+    for parts in (4, 8):
+        results = methods.run("graph_of_thoughts", mind, task, task.test, parts=parts)
+        assert task.grade(task.test, [result.answer.text for result in results]) == [1.0] * 4
 
 
 @pytest.mark.parametrize(
