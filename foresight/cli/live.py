@@ -97,6 +97,7 @@ def live(
     import uvicorn  # noqa: F401  # raises before anything is started: it is in an extra, as FastAPI is
 
     from foresight.agents.live import loops, serve, train  # noqa: F401
+    from foresight.nets.language import pretrained
     from foresight.planning.generation.server import without_user
     from foresight.runtime import machine
     from foresight.runtime.distributed import ray_cluster
@@ -126,9 +127,9 @@ def live(
                 "--rehearsal is given without --check: name the text task to rehearse, as in --check addition."
             )
         config = live_settings.Config(
-            model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
-            hint_top_k=hint_top_k, hint_guidance=hint_guidance, kl_coef=kl_coef, kl_bound=kl_bound,
-            rehearsal=rehearsal, tuning=Tuning(lora=lora),
+            model=pretrained.absolute(exported(model)), mode=mode, batch=batch, staleness=staleness,
+            learning_rate=learning_rate, hint_top_k=hint_top_k, hint_guidance=hint_guidance, kl_coef=kl_coef,
+            kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
         settings = live_settings.Settings(host, port, place, where, temperature, check=check, ray=ray)
     public = without_user(settings.score)

@@ -122,6 +122,29 @@ def test_the_password_of_a_scorer_stands_in_no_file_and_reaches_the_loop(
     assert seen == [url, "http://scorer/v1", url]
 
 
+@sabotaged_by("foresight.nets.language.pretrained.absolute", lambda real: lambda name: name)
+def test_a_run_names_its_model_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(tmp_path, monkeypatch, lambda folder, report, stop: None)
+    store = Store(tmp_path / "live")
+    assert store.folder_of(0) == read(store.folder)[1].model == str((tmp_path / "model").resolve())
+    store.close()
+
+
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervise: Any) -> int:
+    """The exit code of a run in `tmp_path` whose model is named by a relative path, with this supervisor."""
+    (tmp_path / "model").symlink_to(tiny_language.folder())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loops, "supervise", supervise)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return main(["live", "model", "--out", "live", "--port", free_port()])
+
+
+def free_port() -> str:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
 RULES = "def rate(messages, reply, next):\n    return 1.0 if next['content'] == 'thanks' else 0.0\n"
 
 

@@ -261,7 +261,10 @@ class Store:
         return [{**dict(row), "metrics": json.loads(row["metrics"])} for row in rows]
 
     def folder_of(self, number: int) -> str:
-        """The folder of a version's weights."""
+        """The folder of a version's weights: the run's own, wherever it was moved, or that of the model itself."""
+        own = self.folder / VERSIONS / str(number)
+        if own.is_dir():
+            return str(own)
         return str(self._base.execute("SELECT folder FROM versions WHERE number = ?", (number,)).fetchone()[0])
 
     def turns(self, state: str | None = None, most: int = -1) -> list[Turn]:
