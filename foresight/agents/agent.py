@@ -7,6 +7,7 @@ what `foresight train grpo --task` trains is what acts here. A model on a server
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +90,7 @@ def served(server: Server, max_new_tokens: int, temperature: float = 0.0, seed: 
 
     def turn(messages: Messages, tools: Sequence[Tool]) -> str:
         options: dict[str, Any] = {"tools": [one.schema for one in tools]} if tools else {}
-        return protocol.text_of(server.message(messages, max_new_tokens, temperature, seed, **options))
+        return tool.encodable(protocol.text_of(server.message(messages, max_new_tokens, temperature, seed, **options)))
 
     return turn
 
@@ -115,7 +116,7 @@ def documents(place: str) -> list[Tool]:
     files = sorted(f for f in texts if f.stat().st_size <= LARGEST_FILE)
     if not files:
         raise UserError(f"There are no text files to search in {place} ({', '.join(SUFFIXES)}).")
-    names = [str(file.relative_to(folder)) for file in files]
+    names = [readable(file.relative_to(folder)) for file in files]
     index = Index([f"{name}\n{file.read_text(errors='replace')}" for name, file in zip(names, files, strict=True)])
 
     def search(query: str) -> str:
@@ -127,3 +128,8 @@ def documents(place: str) -> list[Tool]:
         return index.read(number)[start:]
 
     return [tool.of(search), tool.of(read)]
+
+
+def readable(path: str | Path) -> str:
+    """The name of a file as text: bytes that are no UTF-8 are replaced, as in its contents."""
+    return os.fsencode(path).decode("utf-8", "replace")
