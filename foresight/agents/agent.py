@@ -96,16 +96,28 @@ def served(server: Server, max_new_tokens: int, temperature: float = 0.0, seed: 
 
 
 def toolbox(names: Sequence[str]) -> list[Tool]:
-    """The bundled tools by name: `calculator`, `python` (sandboxed), `notebook`, and `search:FOLDER` over its files."""
+    """The bundled tools by name: `calculator`, `python` (sandboxed), `notebook`, and `search:FOLDER` over its files.
+
+    Raises UserError for an unknown name, and for two whose tools have a name in common.
+    """
     found: list[Tool] = []
+    owners: dict[str, str] = {}
     for name in names:
         kind, _, place = name.partition(":")
         if kind == "search" and place:
-            found += documents(place)
+            new = documents(place)
         elif name in BUNDLED:
-            found += tools_of(BUNDLED[name]())
+            new = tools_of(BUNDLED[name]())
         else:
             raise unknown("tool", name, [*BUNDLED, "search:FOLDER"])
+        for one in new:
+            if one.name in owners:
+                raise UserError(
+                    f"The tools {owners[one.name]} and {name} both have one named '{one.name}': leave one of them out"
+                    f"{', or give search: a folder that holds both' if kind == 'search' else ''}."
+                )
+        owners |= {one.name: name for one in new}
+        found += new
     return found
 
 

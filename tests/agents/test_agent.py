@@ -82,6 +82,19 @@ def test_files_of_a_folder_are_searched(tmp_path: Path) -> None:
             agent.toolbox([name])
 
 
+def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("The fox is red.")
+    one, other = f"search:{tmp_path}", f"search:{tmp_path}/"
+    with pytest.raises(UserError) as error:
+        agent.toolbox([one, "notebook", other])
+    assert str(error.value) == (
+        f"The tools {one} and {other} both have one named 'search': leave one of them out, or give search: a folder "
+        "that holds both."
+    )
+    with pytest.raises(UserError, match=r"calculator and calculator both have .* 'calculate': leave one of them out\."):
+        agent.toolbox(["calculator", "calculator"])
+
+
 def test_a_file_may_have_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
     try:
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("The fox is red.")
