@@ -108,6 +108,10 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
                 raise UserError("The body must be a JSON object.")
             wanted = _request(engine.model, given, temperature)
             engine_request, messages = wanted
+        except RecursionError:
+            return _error(400, "The body is nested too deeply: send lists and objects with fewer levels.")
+        except OverflowError:
+            return _error(400, "max_tokens, temperature, top_p and seed must be finite numbers.")
         except (UserError, ValueError, TypeError) as error:
             return _error(400, str(error))
         session = http.headers.get("x-session-id", "")

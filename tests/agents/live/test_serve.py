@@ -232,6 +232,22 @@ def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
     assert [one.id for one in live.client.models.list()] == ["live"]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("no JSON", "Expecting value"),
+        ('{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1e999}', "must be finite numbers"),
+        ('{"messages": [{"role": "user", "content": "hi"}], "seed": -1e999}', "must be finite numbers"),
+        ('{"messages": ' + 100_000 * "[" + 100_000 * "]" + "}", "nested too deeply"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_a_mistake_of_the_client(live: Served, body: str, words: str) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", live.port)
+    client.request("POST", "/v1/chat/completions", body)
+    with contextlib.closing(client), client.getresponse() as answer:
+        assert answer.status == 400 and words in json.loads(answer.read())["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_hangs_up_ends_its_turn(live: Served, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     real, logits, asked = live.engine.submit, live.engine.model.logits, list[engines.Request]()
