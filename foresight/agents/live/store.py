@@ -13,6 +13,7 @@ import dataclasses
 import json
 import math
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -304,6 +305,14 @@ class Store:
 
     def _event(self, kind: str, text: str) -> None:
         self._base.execute("INSERT INTO events (created, kind, text) VALUES (?, ?, ?)", (time.time(), kind, text))
+
+
+def log(store: Store, kind: str, text: str) -> None:
+    """Log an event; a full disk keeps none, so it is printed there."""
+    try:
+        store.event(kind, text)
+    except sqlite3.OperationalError:
+        print(f"{kind}: {text}", file=sys.stderr)
 
 
 def _ids(tokens: Sequence[int]) -> bytes:
