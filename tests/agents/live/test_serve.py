@@ -372,7 +372,15 @@ def test_versions_are_followed_again_when_the_database_answers_again(
     real = store.active
 
     def active() -> int:
-        return real() if next(looks) > 3 else full("database is locked")
+        look = next(looks)
+        if look <= 3:
+            full("database is locked")
+        if look == 5:
+            store.publish(2, "2", {}, [])
+            monkeypatch.setattr(store, "event", full)
+        if look == 8:
+            raise Over
+        return real()
 
     def full(*words: str) -> Any:
         raise sqlite3.OperationalError(words[-1])
@@ -380,17 +388,9 @@ def test_versions_are_followed_again_when_the_database_answers_again(
     def load(folder: str) -> Any:
         return folder if folder == "1" else full("no such model")
 
-    def sleep(seconds: float) -> None:
-        if len(exchanged) == 1 and store.active() == 1:
-            store.publish(2, "2", {}, [])
-            monkeypatch.setattr(store, "event", full)
-        elif exchanged and next(looks) > 12:
-            raise Over
-
     monkeypatch.setattr(store, "active", active)
-    monkeypatch.setattr(serve.time, "sleep", sleep)
     with pytest.raises(Over):
-        serve.follow(store, engine, load)
+        serve.follow(store, engine, load, 0.0)
     assert exchanged == [1] and store.events() == [("serve", "new versions wait: database is locked")]
     (printed,) = capsys.readouterr().err.splitlines()
     assert printed.startswith("serve: version 2 cannot be loaded, so version 0 answers")
