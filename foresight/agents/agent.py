@@ -7,6 +7,7 @@ what `foresight train grpo --task` trains is what acts here. A model on a server
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -89,22 +90,34 @@ def served(server: Server, max_new_tokens: int, temperature: float = 0.0, seed: 
 
     def turn(messages: Messages, tools: Sequence[Tool]) -> str:
         options: dict[str, Any] = {"tools": [one.schema for one in tools]} if tools else {}
-        return protocol.text_of(server.message(messages, max_new_tokens, temperature, seed, **options))
+        return tool.encodable(protocol.text_of(server.message(messages, max_new_tokens, temperature, seed, **options)))
 
     return turn
 
 
 def toolbox(names: Sequence[str]) -> list[Tool]:
-    """The bundled tools by name: `calculator`, `python` (sandboxed), `notebook`, and `search:FOLDER` over its files."""
+    """The bundled tools by name: `calculator`, `python` (sandboxed), `notebook`, and `search:FOLDER` over its files.
+
+    Raises UserError for an unknown name, and for two whose tools have a name in common.
+    """
     found: list[Tool] = []
+    owners: dict[str, str] = {}
     for name in names:
         kind, _, place = name.partition(":")
         if kind == "search" and place:
-            found += documents(place)
+            new = documents(place)
         elif name in BUNDLED:
-            found += tools_of(BUNDLED[name]())
+            new = tools_of(BUNDLED[name]())
         else:
             raise unknown("tool", name, [*BUNDLED, "search:FOLDER"])
+        for one in new:
+            if one.name in owners:
+                raise UserError(
+                    f"The tools {owners[one.name]} and {name} both have one named '{one.name}': leave one of them out"
+                    f"{', or give search: a folder that holds both' if kind == 'search' else ''}."
+                )
+        owners |= {one.name: name for one in new}
+        found += new
     return found
 
 
@@ -115,7 +128,7 @@ def documents(place: str) -> list[Tool]:
     files = sorted(f for f in texts if f.stat().st_size <= LARGEST_FILE)
     if not files:
         raise UserError(f"There are no text files to search in {place} ({', '.join(SUFFIXES)}).")
-    names = [str(file.relative_to(folder)) for file in files]
+    names = [readable(file.relative_to(folder)) for file in files]
     index = Index([f"{name}\n{file.read_text(errors='replace')}" for name, file in zip(names, files, strict=True)])
 
     def search(query: str) -> str:
@@ -127,3 +140,8 @@ def documents(place: str) -> list[Tool]:
         return index.read(number)[start:]
 
     return [tool.of(search), tool.of(read)]
+
+
+def readable(path: str | Path) -> str:
+    """The name of a file as text: bytes that are no UTF-8 are replaced, as in its contents."""
+    return os.fsencode(path).decode("utf-8", "replace")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from foresight.envs.tools import tool
@@ -19,11 +19,11 @@ PAGES = 100  # of a server's list of tools
 
 
 @contextlib.contextmanager
-def connect(servers: Sequence[Any], seconds: float = tool.SECONDS) -> Iterator[list[Tool]]:
+def connect(servers: Sequence[Any], seconds: float = tool.SECONDS, taken: Collection[str] = ()) -> Iterator[list[Tool]]:
     """The tools of all `servers` (commands, URLs, or servers of the SDK in this process), until the context ends.
 
-    A tool whose name is taken gets a number, as in `read_2`. A call takes at most `seconds`. Raises UserError for a
-    server that does not start or does not speak the protocol.
+    A tool whose name is taken, by another of them or in `taken`, gets a number, as in `read_2`. A call takes at most
+    `seconds`. Raises UserError for a server that does not start or does not speak the protocol.
     """
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
@@ -46,9 +46,9 @@ def connect(servers: Sequence[Any], seconds: float = tool.SECONDS) -> Iterator[l
                 listed = portal.call(_listed, client)
             except Exception as error:
                 raise UserError(f"{name} does not answer as an MCP server: {_reason(error)}.") from error
-            taken = {one.name for one in found}
             for one in listed:
-                label = next(n for n in (one.name, *(f"{one.name}_{i}" for i in range(2, 999))) if n not in taken)
+                known = {*taken, *(other.name for other in found)}
+                label = next(n for n in (one.name, *(f"{one.name}_{i}" for i in range(2, 999))) if n not in known)
                 found.append(_tool(portal, client, one, label, name))
         yield found
 

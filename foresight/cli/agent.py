@@ -57,7 +57,8 @@ def agent(
         if mcp:
             from foresight.agents.mcp import connect
 
-            allowed = [*allowed, *stack.enter_context(connect(mcp, tool_seconds))]
+            taken = [one.name for one in allowed]
+            allowed = [*allowed, *stack.enter_context(connect(mcp, tool_seconds, taken))]
         turn = _turn(model, max_new_tokens, temperature, seed, device)
         decide = {"ask": _ask, "all": None, "none": lambda tool, arguments: False}[approve]
         messages: list[dict[str, Any]] = [{"role": "system", "content": instruction}] if instruction else []

@@ -97,8 +97,9 @@ def live(
     import uvicorn  # noqa: F401  # raises before anything is started: it is in an extra, as FastAPI is
 
     from foresight.agents.live import loops, serve, train  # noqa: F401
+    from foresight.nets.language import pretrained
     from foresight.planning.generation.server import without_user
-    from foresight.runtime import machine
+    from foresight.runtime import lock, machine
     from foresight.runtime.distributed import ray_cluster
     from foresight.runtime.reasoning.think import exported
 
@@ -126,9 +127,9 @@ def live(
                 "--rehearsal is given without --check: name the text task to rehearse, as in --check addition."
             )
         config = live_settings.Config(
-            model=exported(model), mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate,
-            hint_top_k=hint_top_k, hint_guidance=hint_guidance, kl_coef=kl_coef, kl_bound=kl_bound,
-            rehearsal=rehearsal, tuning=Tuning(lora=lora),
+            model=pretrained.absolute(exported(model)), mode=mode, batch=batch, staleness=staleness,
+            learning_rate=learning_rate, hint_top_k=hint_top_k, hint_guidance=hint_guidance, kl_coef=kl_coef,
+            kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
         )  # fmt: skip
         settings = live_settings.Settings(host, port, place, where, temperature, check=check, ray=ray)
     public = without_user(settings.score)
@@ -141,28 +142,31 @@ def live(
     if settings.check:
         loops.checker(settings)
     folder.mkdir(parents=True, exist_ok=True)
-    live_settings.write(folder, settings, config)
-    store = Store(folder)
-    train.begin(store, config.model)
-    store.close()
-    os.environ.pop(loops.TOKEN, None)
-    os.environ.pop(loops.SCORER, None)
-    if place != public:
-        os.environ[loops.SCORER] = place  # the user and password of a URL stand in no file, as the token
-    token = None if host in HERE else secrets.token_urlsafe(24)
-    if token is not None:
-        os.environ[loops.TOKEN] = token
-    name = f"[{host}]" if ":" in host else host
-    screen.note(f"Serving {config.model} at http://{name}:{port}/v1 (model: live), from {folder}. Stop it with Ctrl-C.")
-    screen.note("Give X-Session-Id with each request: only turns of a session are kept.")
-    if token is not None:
-        screen.note(f"Token: {token}")
-    if not settings.score:
-        screen.note("There is no --score: turns are kept and not trained on.")
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, lambda *_: stop.set())
-    loops.supervise(folder, screen.note, stop)
+    with lock.held(folder):  # two would delete each other's versions
+        live_settings.write(folder, settings, config)
+        store = Store(folder)
+        train.begin(store, config.model)
+        store.close()
+        os.environ.pop(loops.TOKEN, None)
+        os.environ.pop(loops.SCORER, None)
+        if place != public:
+            os.environ[loops.SCORER] = place  # the user and password of a URL stand in no file, as the token
+        token = None if host in HERE else secrets.token_urlsafe(24)
+        if token is not None:
+            os.environ[loops.TOKEN] = token
+        name = f"[{host}]" if ":" in host else host
+        screen.note(
+            f"Serving {config.model} at http://{name}:{port}/v1 (model: live), from {folder}. Stop it with Ctrl-C."
+        )
+        screen.note("Give X-Session-Id with each request: only turns of a session are kept.")
+        if token is not None:
+            screen.note(f"Token: {token}")
+        if not settings.score:
+            screen.note("There is no --score: turns are kept and not trained on.")
+        stop = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        signal.signal(signal.SIGINT, lambda *_: stop.set())
+        loops.supervise(folder, screen.note, stop)
     return 0
 
 

@@ -66,7 +66,7 @@ def team(
 
     if turns < 1 or max_new_tokens < 1:
         raise UserError(f"--turns and --max-new-tokens must be at least 1, not {turns} and {max_new_tokens}.")
-    texts = {Path(name).name: _read(name) for name in documents}
+    texts = {agents.readable(Path(name).name): _read(name) for name in documents}
     if len(texts) < len(documents):
         raise UserError("Two --documents have the same name: rename one, since agents ask for documents by name.")
     approve = None if writes else lambda tool, arguments: False

@@ -111,6 +111,8 @@ class Decisions:
         if (name, stamp) not in self._agents:
             for old in self._agents.values():
                 old.close()
+            for episode in self._episodes.values():
+                _close(episode.env)
             self._agents, self._episodes = {}, {}
             agent = run.load(path)
             entry = catalog.algorithms().get(agent.settings.algorithm)

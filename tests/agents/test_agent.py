@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,34 @@ def test_files_of_a_folder_are_searched(tmp_path: Path) -> None:
             agent.toolbox([name])
 
 
+def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("The fox is red.")
+    one, other = f"search:{tmp_path}", f"search:{tmp_path}/"
+    with pytest.raises(UserError) as error:
+        agent.toolbox([one, "notebook", other])
+    assert str(error.value) == (
+        f"The tools {one} and {other} both have one named 'search': leave one of them out, or give search: a folder "
+        "that holds both."
+    )
+    with pytest.raises(UserError, match=r"calculator and calculator both have .* 'calculate': leave one of them out\."):
+        agent.toolbox(["calculator", "calculator"])
+
+
+def test_a_file_may_have_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    try:
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_text("The fox is red.")
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 alone")
+    found = {one.name: one for one in agent.toolbox([f"search:{tmp_path}"])}
+    assert found["search"].run(query="fox").startswith("[1] caf\ufffd.txt: ")
+    assert found["read"].run(number=1).startswith("caf\ufffd.txt\nThe fox")
+
+
 def test_a_model_on_a_server_gets_the_tools_and_its_calls_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = []
     call = {"id": "c1", "type": "function", "function": {"name": "calculate", "arguments": '{"expression": "2+3"}'}}
-    answers = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant", "content": "5"}]
+    last = {"role": "assistant", "content": "5\ud83d"}  # half a pair
+    answers = [{"role": "assistant", "content": None, "tool_calls": [call]}, last]
 
     def ask(self: Server, path: str, body: Any = None) -> Any:
         sent.append(body)
@@ -93,7 +118,7 @@ def test_a_model_on_a_server_gets_the_tools_and_its_calls_are_read(monkeypatch: 
     monkeypatch.setattr(Server, "_ask", ask)
     messages: list[Any] = [{"role": "user", "content": "2+3?"}]
     events = list(agent.run(agent.served(Server("http://x", None), 32), agent.toolbox(["calculator"]), messages))
-    assert [e.kind for e in events] == ["call", "result", "answer"] and events[-1].text == "5"
+    assert [e.kind for e in events] == ["call", "result", "answer"] and events[-1].text == "5?"
     assert sent[1]["tools"][0]["function"]["name"] == "calculate" and sent[2]["messages"][2]["content"] == "5"
 
 

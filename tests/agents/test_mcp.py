@@ -21,6 +21,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import LATEST_PROTOCOL_VERSION, ImageContent, ToolAnnotations
 
+from foresight.agents import mcp
 from foresight.agents.mcp import connect
 
 SCRIPT = '''
@@ -116,6 +117,19 @@ def test_tools_of_a_server_are_tools() -> None:
         assert call(tools, "picture") == ("(image)", True)
         assert "<" not in call(tools, "evil")[0]
         assert [one.writes for one in tools[:2]] == [False, True]  # what does not state that it reads may write
+
+
+def test_a_tool_whose_name_is_taken_gets_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = mcp._listed
+
+    async def twice(client: Any) -> list[Any]:  # a server that lists its tools two times
+        return 2 * await listed(client)
+
+    monkeypatch.setattr(mcp, "_listed", twice)
+    with connect([server()], taken=["add", "evil_2"]) as tools:
+        names = [one.name for one in tools]
+        assert names == ["add_2", "fail", "picture", "evil", "add_3", "fail_2", "picture_2", "evil_3"]
+        assert call(tools, "add_3", a=2, b=3) == ("5", True)
 
 
 def test_a_server_is_a_command_and_may_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,20 @@ def test_questions_come_from_a_pipe(
     assert capsys.readouterr().out.count("done") == 2 and len(served) == 4
 
 
+def test_a_tool_of_a_server_does_not_hide_one_of_the_toolbox(
+    served: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mcpserver = pytest.importorskip("mcp.server.mcpserver")
+    from foresight.agents import mcp
+
+    real, made = mcp.connect, mcpserver.MCPServer("notes")
+    made.add_tool(lambda: "elsewhere", name="write_note")
+    monkeypatch.setattr(mcp, "connect", lambda servers, *given: real([made], *given))
+    assert main(["agent", "http://x/v1", "Note b.", "--tools", "notebook", "--mcp", "x", "--approve", "all"]) == 0
+    names = [one["function"]["name"] for one in served[0]["tools"]]
+    assert sorted(names) == sorted({*names}) and {"write_note", "write_note_2"} <= {*names}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

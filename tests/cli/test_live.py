@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from foresight.agents.live import loops
-from foresight.agents.live.settings import Config, Settings, read, write
+from foresight.agents.live.settings import SETTINGS, Config, Settings, read, write
 from foresight.agents.live.store import Store
 from foresight.cli import screen
 from foresight.cli.main import main
@@ -90,9 +90,7 @@ def test_a_missing_extra_is_named_before_anything_is_started(
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "foresight.agents.live.serve", raising=False)
     monkeypatch.delattr("foresight.agents.live.serve", raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    assert main(["live", "smollm2", "--out", str(run.parent / "new"), "--port", port]) == 2
+    assert main(["live", "smollm2", "--out", str(run.parent / "new"), "--port", free_port()]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"The package '{package}' is missing: pip install 'foresight[studio]'" in said and "Serving" not in said
     assert not (run.parent / "new").exists()
@@ -111,8 +109,7 @@ def test_the_password_of_a_scorer_stands_in_no_file_and_reaches_the_loop(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setenv(loops.SCORER, "")  # restored at the end
     monkeypatch.setenv(loops.TOKEN, "")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = ["--port", str(free.getsockname()[1])]
+    port = ["--port", free_port()]
     assert main(["live", tiny_language.folder(), "--out", str(folder), "--score", url, *port]) == 0
     files = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     shown = capsys.readouterr()
@@ -120,6 +117,43 @@ def test_the_password_of_a_scorer_stands_in_no_file_and_reaches_the_loop(
     main(["live", str(folder), *port])
     main(["live", str(folder), "--score", url, *port])
     assert seen == [url, "http://scorer/v1", url]
+
+
+@sabotaged_by("foresight.nets.language.pretrained.absolute", lambda real: lambda name: name)
+def test_a_run_names_its_model_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(tmp_path, monkeypatch, lambda folder, report, stop: None)
+    store = Store(tmp_path / "live")
+    assert store.folder_of(0) == read(store.folder)[1].model == str((tmp_path / "model").resolve())
+    store.close()
+
+
+def test_a_run_that_is_served_is_not_served_by_a_second_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def second(folder: Path, report: Any, stop: Any) -> None:
+        monkeypatch.setattr(loops, "supervise", lambda *_: pytest.fail("it is supervised twice"))
+        before = (folder / SETTINGS).read_text()
+        assert main(["live", "live", "--port", free_port()]) == 2 and (folder / SETTINGS).read_text() == before
+
+    assert begun(tmp_path, monkeypatch, second) == 0
+    assert "live is being trained by another process" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr(loops, "supervise", lambda *_: None)
+    assert main(["live", "live", "--port", free_port()]) == 0  # the lock ended with the first
+
+
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervise: Any) -> int:
+    """The exit code of a run in `tmp_path` whose model is named by a relative path, with this supervisor."""
+    (tmp_path / "model").symlink_to(tiny_language.folder())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loops, "supervise", supervise)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return main(["live", "model", "--out", "live", "--port", free_port()])
+
+
+def free_port() -> str:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
 
 
 RULES = "def rate(messages, reply, next):\n    return 1.0 if next['content'] == 'thanks' else 0.0\n"

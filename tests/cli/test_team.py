@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def test_a_team_on_a_server_writes_its_trace(served: None, tmp_path: Path, capsy
     assert trace["root"]["answer"] == "compared" and member["documents"] == ["a.txt"] and member["answer"]
     assert trace["tokens"] == trace["root"]["tokens"] + member["tokens"] > 0
     assert "600 tokens" in capsys.readouterr().out
+
+
+def test_the_trace_names_a_document_whose_name_is_no_utf_8(served: None, tmp_path: Path) -> None:
+    document, out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")), tmp_path / "trace.json"
+    try:
+        document.write_text("a heron")
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 alone")
+    assert main(["team", "http://x/v1", "Say what.", "--documents", str(document), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["root"]["documents"] == ["caf\ufffd.txt"]
 
 
 @sabotaged_by("foresight.planning.generation.server.without_user", lambda real: lambda url: url)

@@ -14,7 +14,7 @@ pytest.importorskip("fastapi")
 import foresight
 from foresight.algorithms.search import sampled_muzero, stochastic_muzero
 from foresight.errors import UserError
-from foresight.runtime import run
+from foresight.runtime import environments, run
 from foresight.studio import decisions, trees
 from foresight.studio.runs import Library
 from tests.algorithms.search.muzero_runs import SMALL, small
@@ -96,6 +96,27 @@ def test_actions_have_the_names_of_their_nodes(module: Any) -> None:
             assert float(name) == pytest.approx(float(one) * 2, abs=0.006)  # Pendulum's actions are in [-2, 2]
     assert found["moves"][0]["visits"] == max(row["visits"] for row in found["moves"])
     assert trees.shown(tree, names) == found["tree"]
+
+
+def test_environments_of_a_checkpoint_that_is_left_are_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, closed = list[Any](), list[Any]()
+
+    def opens(agent: Any) -> Any:
+        opened.append(environments.single(agent.settings))
+        return opened[-1]
+
+    monkeypatch.setattr(decisions, "_rendering", opens)
+    monkeypatch.setattr(decisions, "_close", closed.append)
+    library = Library([folder])
+    made = decisions.Decisions(library)
+    (player,) = made.names()
+    asked = {"player": player["id"], "step": 0, "simulations": 1}
+    for seed in range(decisions.EPISODES + 1):
+        made.look({**asked, "seed": seed})
+    assert closed == opened[:1]  # one more than are kept
+    monkeypatch.setattr(library, "saved", lambda name: "a newer checkpoint")
+    made.look(asked)
+    assert len(opened) == decisions.EPISODES + 2 and closed == opened[:-1]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.agents.live.settings import Config, Settings, read
-from foresight.agents.live.store import Store
+from foresight.agents.live.store import Store, log
 from foresight.errors import LostError, UserError
 from foresight.sandbox import process
 
@@ -94,7 +94,7 @@ def main(loop: str, folder: Path) -> None:
             run(loop, store, settings, config)
     except (Exception, SystemExit) as error:  # on Ray it exits with a sentence
         sentence = isinstance(error, UserError | SystemExit)
-        _event(store, loop, f"{'' if sentence else f'{type(error).__name__}: '}{error}")
+        log(store, loop, f"{'' if sentence else f'{type(error).__name__}: '}{error}")
         raise
 
 
@@ -188,7 +188,7 @@ def _score(store: Store, settings: Settings) -> None:
         threading.Event().wait()
     name = without_user(settings.score)
     # Made in the loop: a server may be down when this process begins.
-    give = functools.cache(lambda: scorer(settings, lambda text: _event(store, "injection", text)))
+    give = functools.cache(lambda: scorer(settings, lambda text: log(store, "injection", text)))
     _forever(lambda: score.step(store, give(), name), store, "score")
 
 
@@ -220,16 +220,8 @@ def _forever(step: Callable[[], Any], store: Store, loop: str) -> None:
         except (LostError, sqlite3.OperationalError) as error:
             if str(error) != lost:
                 lost = str(error)
-                _event(store, loop, f"turns wait: {error}")
+                log(store, loop, f"turns wait: {error}")
             time.sleep(RETRY)
-
-
-def _event(store: Store, kind: str, text: str) -> None:
-    """Log something; a full disk keeps no event, so it is printed there."""
-    try:
-        store.event(kind, text)
-    except sqlite3.OperationalError:
-        print(f"{kind}: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from foresight.agents import protocol
 from foresight.agents.live import engine as engines
 from foresight.agents.live.engine import Engine
-from foresight.agents.live.store import Store, Turn
+from foresight.agents.live.store import Store, Turn, log
 from foresight.envs.tools import tool
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
@@ -108,6 +108,10 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
                 raise UserError("The body must be a JSON object.")
             wanted = _request(engine.model, given, temperature)
             engine_request, messages = wanted
+        except RecursionError:
+            return _error(400, "The body is nested too deeply: send lists and objects with fewer levels.")
+        except OverflowError:
+            return _error(400, "max_tokens, temperature, top_p and seed must be finite numbers.")
         except (UserError, ValueError, TypeError) as error:
             return _error(400, str(error))
         session = http.headers.get("x-session-id", "")
@@ -213,21 +217,30 @@ def visible(text: str) -> str:
 def follow(store: Store, engine: Engine, load: Callable[[str], LanguageModel], pause: float = 0.5) -> None:
     """Exchange the engine's weights whenever another version becomes active. Never returns.
 
-    A version that cannot be loaded is logged once, and the one before it still answers.
+    A version that cannot be loaded is logged once, and the one before it still answers; so it does, and is logged once,
+    while the database does not answer.
     """
-    tried = engine.version
+    tried, lost = engine.version, ""
     while True:
-        active = store.active()
-        if active != tried and active >= 0:
-            tried = active
-            try:
-                engine.exchange(load(store.folder_of(active)), active)
-            except Exception as error:  # such as a damaged file: requests are still answered
-                store.event(
-                    "serve",
-                    f"version {active} cannot be loaded, so version {engine.version} answers until there is another: "
-                    f"{type(error).__name__}: {error}",
-                )
+        try:
+            active = store.active()
+            if active != tried and active >= 0:
+                folder = store.folder_of(active)
+                tried = active
+                try:
+                    engine.exchange(load(folder), active)
+                except Exception as error:  # such as a damaged file: requests are still answered
+                    log(
+                        store,
+                        "serve",
+                        f"version {active} cannot be loaded, so version {engine.version} answers until there is "
+                        f"another: {type(error).__name__}: {error}",
+                    )
+            lost = ""
+        except sqlite3.OperationalError as error:  # such as a lock that is held too long
+            if str(error) != lost:
+                lost = str(error)
+                log(store, "serve", f"new versions wait: {error}")
         time.sleep(pause)
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import math
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -261,7 +262,10 @@ class Store:
         return [{**dict(row), "metrics": json.loads(row["metrics"])} for row in rows]
 
     def folder_of(self, number: int) -> str:
-        """The folder of a version's weights."""
+        """The folder of a version's weights: the run's own, wherever it was moved, or that of the model itself."""
+        own = self.folder / VERSIONS / str(number)
+        if own.is_dir():
+            return str(own)
         return str(self._base.execute("SELECT folder FROM versions WHERE number = ?", (number,)).fetchone()[0])
 
     def turns(self, state: str | None = None, most: int = -1) -> list[Turn]:
@@ -301,6 +305,14 @@ class Store:
 
     def _event(self, kind: str, text: str) -> None:
         self._base.execute("INSERT INTO events (created, kind, text) VALUES (?, ?, ?)", (time.time(), kind, text))
+
+
+def log(store: Store, kind: str, text: str) -> None:
+    """Log an event; a full disk keeps none, so it is printed there."""
+    try:
+        store.event(kind, text)
+    except sqlite3.OperationalError:
+        print(f"{kind}: {text}", file=sys.stderr)
 
 
 def _ids(tokens: Sequence[int]) -> bytes:

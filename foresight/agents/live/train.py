@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from foresight.agents.live import learn
 from foresight.agents.live.settings import Config
 from foresight.agents.live.store import VERSIONS, Store, Turn
-from foresight.errors import LostError
+from foresight.errors import LostError, UserError
 from foresight.nets.language import lora, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.training import language
@@ -57,12 +57,20 @@ class Trainer:
             store.set("check", {"first": check(self.policy), "passed": self.version})
 
     def _load(self) -> None:
-        """The active version. The moments of the optimizer begin again."""
+        """The active version. The moments of the optimizer begin again.
+
+        Raises UserError where its trained weights are missing.
+        """
         self.version = self.store.active()
+        file = Path(self.store.folder_of(self.version)) / TRAINED
+        if self.version > 0 and not file.is_file():
+            raise UserError(
+                f"The weights of version {self.version} are missing: there is no {file}. Put the folder back, or give "
+                "--rollback with another version."
+            )
         self.policy, self.optimizer, _ = language.build(self.config, self.device)
         self.reference = language.frozen(self.policy)
-        file = Path(self.store.folder_of(self.version)) / TRAINED
-        if self.version and file.is_file():
+        if self.version > 0:
             weights = load_file(file, device=self.device)
             with torch.no_grad():
                 for name, weight in self._weights().items():

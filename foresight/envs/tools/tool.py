@@ -129,14 +129,14 @@ def write(name: str, /, **arguments: Any) -> str:
 
 
 def malformed(tools: Sequence[Tool], call: Call) -> str:
-    """Why a call cannot be executed, with the schema of its tool; "" if it can."""
+    """Why a call cannot be executed, with the schema of its tool, as `encodable` text; "" if it can."""
     known = {tool.name: tool for tool in tools}
     if call.name not in known:
         problem = call.problem or f"there is no tool '{call.name[:80]}'"
-        return f"{problem}. Tools: {', '.join(known)}"
+        return encodable(f"{problem}. Tools: {', '.join(known)}")
     schema = known[call.name].parameters
     problem = call.problem or mismatch(schema, call.arguments)
-    return f"{problem}. The parameters of {call.name} are {json.dumps(schema)}" if problem else ""
+    return encodable(f"{problem}. The parameters of {call.name} are {json.dumps(schema)}") if problem else ""
 
 
 def execute(
@@ -180,7 +180,12 @@ def shown(value: object) -> str:
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else "" if value is None else str(value)
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]} ... ({len(text) - LONGEST:,} characters left out)"
-    return escaped(_CONTROL.sub("\ufffd", text)) if text.strip() else "(nothing)"
+    return escaped(_CONTROL.sub("\ufffd", encodable(text))) if text.strip() else "(nothing)"
+
+
+def encodable(text: str) -> str:
+    """The text with "?" for each half of a surrogate pair, which no tokenizer and no file in UTF-8 takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def escaped(text: str, marks: Sequence[str] = MARKS) -> str:
@@ -261,6 +266,7 @@ def _no_schema(schema: Any) -> str:
 def _read(body: str) -> Call:
     try:
         found = json.loads(body)
+        found = json.loads(encodable(json.dumps(found, ensure_ascii=False)))  # its escapes may name half a pair
     except (ValueError, RecursionError):
         named = _NAMED.search(body)
         problem = f"the call is not JSON: {shown(body.strip())[:80]}. Write {write('NAME', ARGUMENT='VALUE')}"

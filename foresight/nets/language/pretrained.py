@@ -276,13 +276,14 @@ def _name_base(file: Path, base: str) -> None:
     """Name the base of an adapter by its hub id or path, never by a path in our cache."""
     if file.is_file() and base:
         config = json.loads(file.read_text(encoding="utf-8"))
-        config["base_model_name_or_path"] = HUB if base == DEFAULT else str(absolute(base))
+        config["base_model_name_or_path"] = HUB if base == DEFAULT else absolute(base)
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def absolute(name: str) -> str:
-    """The absolute path of a folder; a hub id, or the packaged model, unchanged."""
-    return str(Path(name).expanduser().resolve()) if Path(name).expanduser().is_dir() else name
+    """The absolute path of a folder or GGUF file; a hub id, or the packaged model, unchanged."""
+    found = Path(name).expanduser()
+    return str(found.resolve()) if name != DEFAULT and found.exists() else name
 
 
 def check_folder(directory: str | Path) -> Path:

@@ -173,7 +173,7 @@ def _open(path: Path) -> TextIO:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-    return path.open("a", encoding="utf-8", buffering=1)
+    return path.open("a", encoding="utf-8", errors="replace", buffering=1)  # half a surrogate pair ends no run
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -91,7 +91,7 @@ def answered(store: Store) -> None:
     store.collect(60)
 
 
-@sabotaged_by("foresight.agents.live.loops._event", lambda real: lambda *_: None)
+@sabotaged_by("foresight.agents.live.store.log", lambda real: lambda *_: None)
 def test_turns_wait_while_their_scorer_is_down_and_are_scored_when_it_answers(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

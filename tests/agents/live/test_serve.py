@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
+import sqlite3
 import threading
 import time
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -232,6 +235,23 @@ def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
     assert [one.id for one in live.client.models.list()] == ["live"]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("no JSON", "Expecting value"),
+        ('{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1e999}', "must be finite numbers"),
+        ('{"messages": [{"role": "user", "content": "hi"}], "seed": -1e999}', "must be finite numbers"),
+        ('{"messages": ' + 100_000 * "[" + 100_000 * "]" + "}", "nested too deeply"),
+    ],
+    ids=["text", "max_tokens", "seed", "depth"],
+)
+def test_a_body_that_cannot_be_read_is_a_mistake_of_the_client(live: Served, body: str, words: str) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", live.port)
+    client.request("POST", "/v1/chat/completions", body)
+    with contextlib.closing(client), client.getresponse() as answer:
+        assert answer.status == 400 and words in json.loads(answer.read())["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_hangs_up_ends_its_turn(live: Served, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     real, logits, asked = live.engine.submit, live.engine.model.logits, list[engines.Request]()
@@ -338,6 +358,45 @@ def test_a_version_that_cannot_be_loaded_is_logged_and_the_one_before_it_answers
     assert live.ask("hi").model == "live-2"
 
 
+class Over(Exception):
+    """Ends `follow`, which never returns."""
+
+
+def test_versions_are_followed_again_when_the_database_answers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, exchanged, looks = Store(tmp_path), list[int](), itertools.count(1)
+    for number in range(2):
+        store.publish(number, str(number), {}, [])
+    engine: Any = types.SimpleNamespace(version=0, exchange=lambda model, version: exchanged.append(version))
+    real = store.active
+
+    def active() -> int:
+        look = next(looks)
+        if look <= 3:
+            full("database is locked")
+        if look == 5:
+            store.publish(2, "2", {}, [])
+            monkeypatch.setattr(store, "event", full)
+        if look == 8:
+            raise Over
+        return real()
+
+    def full(*words: str) -> Any:
+        raise sqlite3.OperationalError(words[-1])
+
+    def load(folder: str) -> Any:
+        return folder if folder == "1" else full("no such model")
+
+    monkeypatch.setattr(store, "active", active)
+    with pytest.raises(Over):
+        serve.follow(store, engine, load, 0.0)
+    assert exchanged == [1] and store.events() == [("serve", "new versions wait: database is locked")]
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert printed.startswith("serve: version 2 cannot be loaded, so version 0 answers")
+    store.close()
+
+
 def test_a_session_whose_name_is_too_long_is_refused(live: Served) -> None:
     """Two long names with the same beginning are not one session."""
     with pytest.raises(openai.BadRequestError, match="X-Session-Id has 201 characters: give a name of at most 200"):
@@ -373,8 +432,6 @@ def test_two_hundred_sessions_at_once(live: Served, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_full_disk_serves_and_keeps_nothing(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sqlite3
-
     def full(self: Store, *_: Any) -> int:
         raise sqlite3.OperationalError("database or disk is full")
 

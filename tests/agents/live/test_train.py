@@ -15,7 +15,7 @@ import torch
 from foresight.agents.live import learn, loops, train
 from foresight.agents.live.settings import Config
 from foresight.agents.live.store import Store
-from foresight.errors import LostError
+from foresight.errors import LostError, UserError
 from foresight.nets.language import pretrained
 from foresight.training.options import Tuning
 from tests import tiny_language
@@ -75,6 +75,26 @@ def test_versions_are_published_served_and_continued(tmp_path: Path, model: str)
     with torch.no_grad():
         ours, theirs = (m.logprob(learn._batch(turn), 1.0)[0] for m in (trainer.policy, served))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_run_that_was_moved_continues_from_its_weights_and_never_without_them(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store, config = begun(Path(), model)
+    trainer = train.Trainer(store, config)
+    feed(store, trainer)
+    trainer.step()
+    store.close()
+    shutil.move("live", "elsewhere")
+    monkeypatch.chdir("elsewhere")
+    moved = Store(tmp_path / "elsewhere")
+    again = train.Trainer(moved, config)
+    assert again.version == 1 and equal(weights(again), weights(trainer)) and moved.folder_of(0) == model
+    (moved.folder / train.VERSIONS / "1" / train.TRAINED).unlink()
+    with pytest.raises(UserError, match=r"weights of version 1 are missing: there is no .*trained\.safetensors"):
+        train.Trainer(moved, config)
+    assert moved.active() == 1
 
 
 def test_adapters_over_narrow_weights_are_trained(tmp_path: Path, model: str) -> None:

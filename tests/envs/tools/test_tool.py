@@ -134,6 +134,25 @@ def test_megabytes_of_bytes_become_a_short_text_and_nothing_is_stated() -> None:
     assert tool.shown(None) == tool.shown(" \n") == "(nothing)"
 
 
+@sabotaged_by("foresight.envs.tools.tool.encodable", lambda real: lambda text: text)
+def test_whatever_a_call_or_a_result_holds_can_be_written_in_utf_8() -> None:
+    def half(text: str) -> str:
+        """Half a pair."""
+        if text:
+            raise ValueError(f"{text}\ud83d")
+        return "\ud83d"
+
+    tools = [tool.of(half)]
+    given = [tool.Call("\udce9"), tool.Call("half", {"\udce9": 1}), tool.Call("half", {"text": "x"})]
+    found = [tool.execute(tools, call)[0] for call in [*given, tool.Call("half", {"text": ""})]]
+    read = tool.calls(f'{tool.CALL}{{"name": "half", "arguments": {{"text": "a\\ud83d\\ud83d\\ude00"}}}}{tool.END}')
+    broken = tool.calls(f"{tool.CALL}\ud83d{tool.END}")
+    assert found[0].startswith("error: there is no tool '?'") and found[2:] == ["error: ValueError: x?", "?"]
+    assert [call.arguments for call in read] == [{"text": "a?\U0001f600"}]
+    for text in (*found, broken[0].problem):
+        assert text == text.encode("utf-8", "ignore").decode("utf-8")
+
+
 @sabotaged_by("foresight.envs.tools.tool.malformed", lambda real: lambda tools, call: "")
 def test_a_malformed_call_is_answered_with_the_schema() -> None:
     calls = [

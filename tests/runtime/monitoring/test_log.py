@@ -72,6 +72,12 @@ def test_samples_have_their_own_file(tmp_path: Path) -> None:
     assert read(tmp_path, SAMPLES) == [{"step": 4, **sample}]
 
 
+def test_half_a_surrogate_pair_in_a_sample_ends_no_run(tmp_path: Path) -> None:
+    with Log(tmp_path, tensorboard=False) as log:
+        log.samples(1, [{"prompt": "caf\udce9", "completion": "\ud83d!"}])
+    assert read(tmp_path, SAMPLES) == [{"step": 1, "prompt": "caf?", "completion": "?!"}]
+
+
 def test_tensorboard_gets_the_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.summary.writer import event_file_writer
