@@ -123,10 +123,12 @@ class Prioritized:
         return batch.replace(extras={**batch.extras, "weight": weight.unsqueeze(1).expand(batch.shape)})
 
     def _draw(self, n: int, beta: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Keys of `n` first steps, and their weights."""
+        """Keys of `n` first steps, in random order, and their weights."""
         if self.tree is None or self.tree.total <= 0:
             raise UserError(f"Cannot sample transitions of {self.n_steps} steps: {len(self)} steps are stored so far.")
-        part = (torch.arange(n) + torch.rand(n, generator=generator, dtype=torch.float64)) / n
+        # Segments in order would give keys sorted by stream, and users may treat the first rows differently.
+        segment = torch.randperm(n, generator=generator)
+        part = (segment + torch.rand(n, generator=generator, dtype=torch.float64)) / n
         key = self.tree.find(part * self.tree.total)
         weight = self.tree[key].pow(-beta)
         return key, (weight / weight.max()).float()

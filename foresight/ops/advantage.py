@@ -17,16 +17,19 @@ def normalize(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tenso
     """Zero mean and unit standard deviation over all unmasked entries: (x - mean) / (std + eps).
 
     Shapes: x, mask any one shape (mask None: no entry is masked); returns the same shape, 0 where mask is
-    0. The standard deviation is the unbiased one, and 0 for a single entry. As in the code of PPO (Huang et
-    al. 2022, "The 37 implementation details of PPO", detail 7).
+    0, and 0 everywhere if all entries are equal. The standard deviation is the unbiased one, and 0 for a single entry.
+    As in the code of PPO (Huang et al. 2022, "The 37 implementation details of PPO", detail 7).
     """
     if mask is None:
-        centered, count = x - x.mean(), x.numel()
+        # Compared with the first, not std == 0: the mean of equal values may round to another value.
+        equal = (x == x.flatten()[:1]).all()
+        centered, count = (x - x.mean()).masked_fill(equal, 0), x.numel()
         return centered / ((centered.square().sum() / max(count - 1, 1)).sqrt() + eps)
     masked = mask == 0
     filled = x.masked_fill(masked, 0)
     total = (~masked).sum()
-    centered = (filled - filled.sum() / total.clamp(min=1)).masked_fill(masked, 0)
+    equal = x.masked_fill(masked, -torch.inf).amax() <= x.masked_fill(masked, torch.inf).amin()
+    centered = (filled - filled.sum() / total.clamp(min=1)).masked_fill(masked | equal, 0)
     return centered / ((centered.square().sum() / (total - 1).clamp(min=1)).sqrt() + eps)
 
 

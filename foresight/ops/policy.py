@@ -91,8 +91,8 @@ def clipped_surrogate(
     Shapes: ratio, advantage `[B, T]`; returns `[B, T]`. `clip_high` None means equal to `clip_low`
     (symmetric). With `dual_clip` c > 1, where A < 0 the loss is at most -c A, so that a huge ratio cannot
     dominate. Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; asymmetric ("clip higher"): DAPO, Yu
-    et al. 2025 (arXiv:2503.14476), eq. 8; dual clip: Ye et al. 2020 (arXiv:1912.09729), §3, the two-sided clip of
-    INTELLECT-2 (arXiv:2505.07291).
+    et al. 2025 (arXiv:2503.14476), eq. 8; dual clip: Ye et al. 2020 (arXiv:1912.09729), §3, which for c ≥ 1 + clip_high
+    is the two-sided clip of INTELLECT-2 (arXiv:2505.07291).
 
     Becomes `reinforce` in its gradient when ratio is 1, and the plain importance-weighted loss -ρ A when the
     clip range is infinite.

@@ -71,9 +71,10 @@ def export(
     """Write the policy of the run at `path` to `out`; returns that path.
 
     The default is `policy.pt` or `policy.onnx` in the run, or the folder `merged`, `adapter` or `gguf`, with a file for
-    each of `quantize`: "f16", "bf16", "q8_0" or "q4_0". A TorchScript file contains a description of its inputs and
-    outputs, `policy.json`; an ONNX file names them. Raises UserError for an unknown format or one that the run does not
-    support, such as a policy that plans with random candidates, and if packages are missing.
+    each of `quantize`: "f16", "bf16", "q8_0" or "q4_0"; those of an earlier export are removed. A TorchScript file
+    contains a description of its inputs and outputs, `policy.json`; an ONNX file names them. Raises UserError for an
+    unknown format or one that the run does not support, such as a policy that plans with random candidates, and if
+    packages are missing.
     """
     if kind not in FORMATS:
         raise errors.unknown("format", kind, FORMATS)
@@ -167,6 +168,8 @@ def _gguf(path: Path, quantize: Sequence[str], out: Path, checkpoint: str | int)
                 files.append(card.File(file.name, file.stat().st_size, measured))
     finally:
         agent.close()
+    for name in set(gguf.QUANTIZATIONS) - set(quantize):  # of an earlier export, perhaps of other weights
+        (out / f"model-{name}.gguf").unlink(missing_ok=True)
     card.write_files(out, found.settings, summary, files)
     return out
 

@@ -98,6 +98,7 @@ def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("noise_age", 0)
     if algorithm == "dpo":
         found.setdefault("reference_logprob", None)
+        found.setdefault("reference_rows", None)  # of unknown rows: computed again
     return found
 
 

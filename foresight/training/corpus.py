@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +65,13 @@ class Corpus:
         """All rows in their order, at most `size` at a time."""
         for i in range(0, len(self), size):
             yield self.batch(range(i, min(i + size, len(self))))
+
+    def digest(self) -> str:
+        """The sha256 of the tokens of all rows in their order."""
+        found = hashlib.sha256()
+        for row in zip(self.prompts, self.completions, strict=True):
+            found.update(repr(row).encode())
+        return found.hexdigest()
 
 
 def token_batch(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[Sequence[int]]]) -> TokenBatch:

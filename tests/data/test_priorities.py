@@ -215,6 +215,18 @@ def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
     torch.testing.assert_close(weights, (expected.min() / expected) ** beta, rtol=1e-3, atol=1e-4)
 
 
+@sabotaged_by("foresight.data.priorities.SumTree.find", lambda f: lambda tree, sums: f(tree, sums.sort().values))
+def test_every_stream_and_column_comes_first_as_often_as_any() -> None:
+    """Equal priorities: among the first half of the rows every key is equally likely. They are not sorted."""
+    history, replay, generator = History(4, 0), Prioritized(Replay(16), 1.0), torch.Generator().manual_seed(0)
+    for _ in range(16):
+        replay.add(*history.step())
+    batches = [replay.transitions(8, GAMMA, 0.5, generator).key for _ in range(1500)]
+    counts = torch.bincount(torch.stack(batches)[:, :4].flatten(), minlength=64).view(4, 16)
+    assert (counts[:, 15] == 0).all()  # the newest
+    assert (counts[:, :15] - 100).abs().max() < 5 * 100**0.5
+
+
 @sabotaged_by("foresight.ops.returns.n_step_transition", change("cut", torch.zeros_like))
 @sabotaged_by("foresight.data.priorities.SumTree.__setitem__", change("values", lambda v: v + 1))
 @given(seed=st.integers(0, 10_000), streams=st.integers(1, 3), n=st.integers(1, 4), steps=st.integers(16, 50))

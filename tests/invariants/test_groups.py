@@ -11,7 +11,7 @@ import torch
 
 from foresight.algorithms.language import dapo, dr_grpo, grpo, gspo, rlhf_ppo
 from foresight.data.text import TokenBatch
-from foresight.ops import advantage, kl
+from foresight.ops import advantage, fused, kl
 from foresight.ops.policy import reinforce
 from tests.invariants import subjects
 from tests.invariants.subjects import FAMILY, REWARDS, of
@@ -155,6 +155,26 @@ def test_one_sample_has_advantage_zero():
     for estimator in _estimators():
         assert estimator(torch.tensor([[3.0], [math.nan]])).tolist() == [[0.0], [0.0]]
         assert estimator(torch.tensor([[3.0, math.nan]])).tolist() == [[0.0, 0.0]]
+
+
+@sabotaged_by("foresight.ops.advantage.normalize", naive)
+@pytest.mark.parametrize("count", [7, 13, 64])
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3])
+def test_equal_numbers_normalize_to_zero(value, count):
+    """The mean of equal numbers may differ from them: in a whole batch, masked or not, and in PPO's compiled objective.
+
+    Wrong: an error of the mean in the last place, over a deviation of the same size, is no small number.
+    Invariant: A = 0 exactly where all are equal.
+    """
+    x = torch.full((count,), value)
+    masked, mask = torch.cat([x, torch.tensor([5.0, math.nan])]), torch.cat([torch.ones(count), torch.zeros(2)])
+    assert not advantage.normalize(x).any()
+    assert not advantage.normalize(masked, mask).any() and not advantage.normalize(masked[None], mask[None]).any()
+    zeros, nothing = torch.zeros(count), torch.zeros(count, 3)
+    grad, _, watched = fused.clipped_objective(
+        nothing, zeros, zeros.long(), zeros - math.log(3), x, zeros, zeros, 0.2, None, 0.0, 0.0, True
+    )
+    assert not grad.any() and watched[0] == 0
 
 
 @sabotaged_by("foresight.training.microbatch.step", lambda f: lambda *a: {**f(*a), "grad_norm": 0.0})

@@ -176,6 +176,10 @@ def test_gguf_files_are_evaluated_and_their_card_reports_it(tmp_path):
     mean = done.summary["evaluation"]["mean"]
     assert abs(found["f16"] - mean) < 0.01 * abs(mean)  # adapters are in it
     assert found["q4_0"] != found["f16"] and ModelCard(shown).data["library_name"] == "gguf"
+    export(done.path, "gguf", quantize=("q8_0",))  # every file that is there is in the card
+    files = [x.name for x in folder.glob("*.gguf")]
+    shown = (folder / "README.md").read_text(encoding="utf-8")
+    assert files == ["model-q8_0.gguf"] and shown.count("| `model-") == 1
     with pytest.raises(UserError, match="not an export"):
         export(done.path, "gguf", done.path)
     with pytest.raises(UserError, match="Did you mean 'q8_0'"):

@@ -7,7 +7,8 @@ The other losses on D are functions of `ops.preference`: `ipo` (arXiv:2310.12036
 0, `sigmoid` is cDPO and `robust` is rDPO (arXiv:2403.00409). With `nll_coef` above 0 the negative log-probability of
 the chosen answer is added, so that it cannot become unlikely (RPO, Pang et al. 2024, arXiv:2404.19733). With
 `length_normalized` the log-probabilities are means over tokens, so that longer answers have no advantage. With
-`precompute_reference` log π_ref of all answers is computed once, before training, and saved with the State.
+`precompute_reference` log π_ref of all answers is computed once, before training, and saved with the State; again only
+if the rows have changed when a run is resumed.
 
 Kept: all of it. The prompt is computed once for both answers, and tokenized once with each. Dropout is never active.
 """
@@ -84,6 +85,7 @@ class State:
     generator: torch.Generator
     step: int = 0
     reference_logprob: Tensor | None = None  # log π_ref of all answers of the data `[rows, 2]`, if precomputed
+    reference_rows: str | None = None  # digest of those rows: data that changed before a resume is computed again
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
@@ -182,8 +184,8 @@ def train(
     """Train on pairs, epoch after epoch; yields after every update."""
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, "preference", "dpo"))
-    if config.precompute_reference and state.reference_logprob is None:
-        state.reference_logprob = precomputed(state, rows)
+    if config.precompute_reference and state.reference_rows != (digest := rows.digest()):
+        state.reference_logprob, state.reference_rows = precomputed(state, rows), digest
     while state.step < config.steps:
         drawn = rows.draw(config.batch_size, state.step, config.seed)
         reference = None if state.reference_logprob is None else state.reference_logprob[drawn]

@@ -74,7 +74,7 @@ class Config:
     clip_high: float | None = None
     """ε above 1, if it is another one than below (DAPO: 0.28)."""
     clip_most: float | None = None
-    """δ, the most that a ratio weighs where the advantage is negative (INTELLECT-2: 4); None: no limit."""
+    """δ ≥ 1 + ε, the most that a ratio weighs where the advantage is negative (INTELLECT-2: 4); None: no limit."""
     scale: str = "group"
     """Rewards are divided by the standard deviation of the "group", of the "batch" (REINFORCE++), by the "mean" of the
     group (MaxRL, for rewards of at least 0), or by "none"."""
@@ -114,9 +114,13 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
 
 
 def choices(config: Config) -> None:
-    """Raise UserError for an unknown scale or estimator, and for a `clip_most` at which nothing would be learned."""
-    if config.clip_most is not None and config.clip_most <= 1:
-        raise UserError(f"clip_most must be above 1, the ratio before the first step, not {config.clip_most}.")
+    """Raise UserError for an unknown scale or estimator, and for a `clip_most` inside the clip range."""
+    upper = 1 + (config.clip_ratio if config.clip_high is None else config.clip_high)
+    if config.clip_most is not None and config.clip_most < upper:
+        raise UserError(
+            f"clip_most is {config.clip_most:g}, but ratios are clipped above {upper:g} anyway. Set --clip-most to at "
+            f"least {upper:g} (INTELLECT-2: 4)."
+        )
     if config.scale not in SCALES:
         raise unknown("scale", config.scale, SCALES)
     if config.kl_estimator not in kl.IN_LOSS:

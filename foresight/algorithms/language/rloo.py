@@ -3,11 +3,13 @@
 REINFORCE over whole answers; the baseline of each answer is the mean reward of the *other* answers to its prompt:
 
     ∇J(θ) = E[ 1/G Σ_i A_i ∇ log π_θ(o_i | q) ]        A_i = R_i − 1/(G−1) Σ_{j≠i} R_j
-    R_i = r_i − β Σ_t (log π_θ(o_it) − log π_ref(o_it))
+    R_i = r_i − β Σ_t (log π_old(o_it) − log π_ref(o_it))
 
 The baseline does not depend on the answer it is subtracted from, so the gradient is unbiased. An answer is one action:
 its log-probability is the sum over its tokens, and nothing is clipped. The KL is in the reward (as k1, which is
-unbiased there) and off by default. Kept: all of it.
+unbiased there) and off by default. Its π_old is what sampled the answer: π_θ itself, as one rollout has one step. Where
+a server or another precision samples, the penalty is that of the sampler, near KL(π_θ ‖ π_ref) but not unbiased for it,
+also with an importance correction. Kept: all of it.
 
 Compared with `grpo.py`: no ratio and no clip (`reinforce`), the advantage is `leave_one_out`, tokens are summed
 (`per_budget`), and the KL is in the reward.

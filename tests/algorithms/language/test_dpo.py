@@ -11,6 +11,7 @@ import torch
 from foresight.algorithms.language import dpo
 from foresight.envs.text.task import TextTask
 from foresight.errors import UserError
+from foresight.runtime import legacy
 from foresight.runtime.checkpoints import checkpoint
 from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, row_logprob, same_gradients
 from tests.algorithms.states import weights
@@ -122,3 +123,25 @@ def test_log_probabilities_of_the_reference_are_computed_once(tmp_path):
         resumed.reference.logprob = _refuse
         ends.append([m["loss"] for _, m, _ in dpo.train(state.config, task, resumed)])
     assert ends[0] == ends[1] and torch.equal(weights(state), weights(fresh))
+
+
+@sabotaged_by("foresight.training.corpus.Corpus.digest", lambda _: lambda rows: "the same")
+@pytest.mark.parametrize("changed", [PAIRS[::-1], PAIRS[1:]], ids=["order", "count"])
+def test_rows_that_changed_before_a_resume_have_their_own_reference(tmp_path, changed):
+    """The losses are those without `precompute_reference`."""
+    task, ends = TextTask("pairs", PAIRS, PAIRS, lambda *_: []), []
+    for precompute in (False, True):
+        state = build(dpo, precompute_reference=precompute, batch_size=4, micro_tokens=20, learning_rate=1e-3, steps=3)
+        next(dpo.train(state.config, task, state))
+        resumed = dpo.build(state.config)
+        checkpoint.restore(checkpoint.save(tmp_path / str(precompute), state, state.step), resumed)
+        other = TextTask("pairs", changed, PAIRS, lambda *_: [])
+        ends.append([m["loss"] for _, m, _ in dpo.train(state.config, other, resumed)])
+    torch.testing.assert_close(ends[0], ends[1], atol=1e-6, rtol=1e-6)
+    assert resumed.reference_logprob is not None and len(resumed.reference_logprob) == len(changed)
+
+
+def test_a_checkpoint_from_before_the_digest_loads():
+    """Its rows are unknown, so that their reference is computed again."""
+    found = legacy.state_fields(dpo.State, {"reference_logprob": torch.zeros(6, 2)})
+    assert found["reference_rows"] is None and len(found["reference_logprob"]) == 6

@@ -13,6 +13,7 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.ops import advantage
+from foresight.ops.policy import clipped_surrogate
 from foresight.planning.generation.rollout import complete
 from foresight.training.options import build_config
 from tests import tiny_language
@@ -200,6 +201,19 @@ def test_the_estimator_of_the_penalty_is_the_one_that_is_named():
     assert not math.isclose(found["k2"], found["k3"], rel_tol=1e-2)
 
 
+@sabotaged_by("foresight.ops.aggregate.per_sequence", scaled(0.5))
+def test_the_entropy_bonus_is_the_mean_of_exact_entropies():
+    """Its gradient, where rewards are equal: of H over the vocabulary, a mean over tokens, then over completions."""
+    state, batch, _ = _rollout(entropy_coef=0.3, max_grad_norm=math.inf)
+    caught = _gradient(copy.deepcopy(state), batch, torch.ones(4, 4))
+    logits = state.policy.logits(state.policy.contexts(batch))
+    entropy = torch.distributions.Categorical(logits=logits).entropy()
+    weights = (1 / batch.length)[..., None].expand(batch.mask.shape)[batch.mask] / batch.length.numel()
+    (-0.3 * weights * entropy).sum().backward()
+    for mine, parameter in zip(caught, state.policy.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
 def test_an_entropy_bonus_raises_the_entropy_of_equal_rewards():
     state, batch, _ = _rollout(entropy_coef=1.0, learning_rate=1e-3)
     before = grpo.update(state, batch, torch.ones(4, 4))["entropy"]
@@ -221,9 +235,21 @@ def test_each_bound_of_the_clip_is_its_own():
         assert (gradient != 0)[batch.length == 6].all(0).tolist() == expected
 
 
-def test_a_bound_at_which_nothing_is_learned_is_refused():
-    with pytest.raises(UserError, match="clip_most must be above 1"):
-        grpo.build(_config(clip_most=0.5))
+def test_a_bound_inside_the_clip_range_is_refused():
+    """The two-sided clip of arXiv:2505.07291 is above the range: inside, dual clip stops tokens that it lets learn."""
+    for fields in ({"clip_most": 0.5}, {"clip_most": 1.1}, {"clip_most": 1.25, "clip_high": 0.28}):
+        with pytest.raises(UserError, match=r"clip_most is .*clipped above 1.2.*anyway"):
+            grpo.build(_config(**fields))
+    grpo.choices(_config(clip_most=1.25))
+
+
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", change("dual_clip", lambda c: 0.9 * c))
+def test_the_two_sided_clip_is_that_of_the_paper():
+    """For A < 0: max(min(ρ, δ), clip(ρ, 1 - ε, 1 + ε)) |A|, read literally."""
+    rho, gain = torch.linspace(0.1, 6, 200), torch.tensor(-2.0)
+    for most in (1.2, 1.5, 4.0):
+        expected = torch.maximum(rho.clamp(max=most), rho.clamp(0.8, 1.2)) * 2
+        torch.testing.assert_close(clipped_surrogate(rho, gain, 0.2, None, most), expected)
 
 
 @pytest.mark.parametrize("field", ["scale", "kl_estimator"])

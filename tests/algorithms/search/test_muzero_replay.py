@@ -97,6 +97,23 @@ def test_reanalyzed_sequences_have_the_values_of_their_searches(module: ModuleTy
         assert (returns[:2] - value[:2]).abs().max() > 1e-3
 
 
+@sabotaged_by("foresight.data.priorities.SumTree.find", lambda f: lambda tree, sums: f(tree, sums.sort().values))
+def test_with_priorities_every_environment_is_reanalyzed() -> None:
+    """A quarter of eight sequences from four environments: not always those of the first."""
+    state, _, _ = filled(muzero, priority_exponent=1.0, reanalyze=0.25)
+    assert isinstance(state.replay, Prioritized)
+    counts = torch.zeros(4)
+    for _ in range(100):
+        batch = muzero_targets.sample(state)
+        found = muzero_targets.policy_targets(
+            state, batch, lambda _, obs: {"weights": torch.full((len(obs), 2), 7.0)}, ("weights",)
+        )["weights"]
+        fresh = (found == 7).all((1, 2))
+        assert fresh.sum() == 2
+        counts += torch.bincount(batch.extras["key"][fresh, 0] // state.replay.replay.capacity, minlength=4)
+    assert (counts - 50).abs().max() < 5 * 50**0.5
+
+
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
 def test_a_search_value_after_the_end_of_an_episode_is_zero(module: ModuleType) -> None:
     _, _, state = small(module, search_values=True, reanalyze=1.0, unroll_steps=4, n_steps=2)

@@ -319,5 +319,21 @@ def test_weights_of_one_are_no_weights() -> None:
     assert not torch.allclose(found[0][1], found[2][1])
 
 
+@sabotaged_by("foresight.data.priorities.Prioritized.transitions", change("beta", lambda b: 0.4))
+@pytest.mark.parametrize(
+    ("module", "config"), [(dqn, dataclasses.replace(DQN, **PRIORITIZED)), (rainbow, RAINBOW)], ids=["dqn", "rainbow"]
+)
+def test_the_correction_of_priorities_rises_to_the_whole(module, config) -> None:
+    """β of the weights (P_min / P)^β: `priority_correction` at the start, 1 at the end, in equal steps between."""
+    state = last(module, dataclasses.replace(config, steps=160, priority_correction=0.4), choice())
+    assert isinstance(state.replay, Prioritized) and state.replay.tree is not None
+    for step, beta in ((0, 0.4), (80, 0.7), (160, 1.0), (168, 1.0)):
+        state.step = step
+        batch = module.sample(state)
+        priority = state.replay.tree[batch.key]
+        assert priority.max() > 1.2 * priority.min()
+        torch.testing.assert_close(batch.weight, ((priority.min() / priority) ** beta).float())
+
+
 def test_a_resumed_prioritized_run_is_the_uninterrupted_one() -> None:
     resumes(dqn, dataclasses.replace(DQN, **PRIORITIZED))
