@@ -98,6 +98,8 @@ def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("noise_age", 0)
     if algorithm == "dpo":
         found.setdefault("reference_logprob", None)
+    if algorithm in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"):
+        found.setdefault("counts", None)
     return found
 
 
