@@ -99,6 +99,8 @@ def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
     if algorithm == "dpo":
         found.setdefault("reference_logprob", None)
         found.setdefault("reference_rows", None)  # of unknown rows: computed again
+    if algorithm in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"):
+        found.setdefault("counts", None)
     return found
 
 

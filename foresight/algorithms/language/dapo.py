@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
+from foresight.envs.text.curriculum import check_sampling
 from foresight.envs.text.task import TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
@@ -59,6 +60,8 @@ class Config:
     """Prompts per update (paper: 512)."""
     group: int = 8
     """Completions per prompt, G (paper: 16)."""
+    prompt_sampling: str = "uniform"
+    """"uniform", or by "learnability": questions answered rightly half of the time are the likeliest."""
     max_new_tokens: int = 16
     """Maximum tokens per completion (paper: 20480)."""
     temperature: float = 1.0
@@ -96,11 +99,13 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     step: int = 0
+    counts: Tensor | None = None  # right and wrong completions of each training example, for `learnability`
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimizer."""
     check_group(config.group)
+    check_sampling(config.prompt_sampling)
     check_minibatches(config)
     check_correction(config.correction)
     if config.overlong_penalty > 0 and not 0 < config.overlong_buffer <= config.max_new_tokens:

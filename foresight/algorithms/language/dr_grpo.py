@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
+from foresight.envs.text.curriculum import check_sampling
 from foresight.envs.text.task import TextTask
 from foresight.nets.language.model import LanguageModel
 from foresight.ops.advantage import group_centered
@@ -52,6 +53,8 @@ class Config:
     """Prompts per update (paper: 128)."""
     group: int = 8
     """Completions per prompt, G (paper: 8)."""
+    prompt_sampling: str = "uniform"
+    """"uniform", or by "learnability": questions answered rightly half of the time are the likeliest."""
     max_new_tokens: int = 16
     """Maximum tokens per completion (paper: 3000)."""
     mask_truncated: bool = False
@@ -81,11 +84,13 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     step: int = 0
+    counts: Tensor | None = None  # right and wrong completions of each training example, for `learnability`
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy and make the optimizer."""
     check_group(config.group)
+    check_sampling(config.prompt_sampling)
     check_minibatches(config)
     check_correction(config.correction)
     return State(config, *language.build(config, device))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
+from foresight.envs.text.curriculum import check_sampling
 from foresight.envs.text.task import TextTask
 from foresight.errors import UserError, unknown
 from foresight.nets.language.model import LanguageModel
@@ -57,6 +58,8 @@ class Config:
     """Prompts per update (paper: 16)."""
     group: int = 8
     """Completions per prompt, G (paper: 64)."""
+    prompt_sampling: str = "uniform"
+    """"uniform", or by "learnability": questions answered rightly half of the time are the likeliest."""
     max_new_tokens: int = 16
     """Maximum tokens per completion (paper: 1024)."""
     mask_truncated: bool = False
@@ -100,11 +103,13 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     step: int = 0
+    counts: Tensor | None = None  # right and wrong completions of each training example, for `learnability`
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, freeze a reference if there is a penalty, and make the optimizer."""
     check_group(config.group)
+    check_sampling(config.prompt_sampling)
     check_minibatches(config)
     check_correction(config.correction)
     choices(config)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
+from foresight.envs.text.curriculum import check_sampling
 from foresight.envs.text.task import TextTask
 from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
@@ -56,6 +57,8 @@ class Config:
     """Prompts per update."""
     group: int = 8
     """Completions per prompt, G (paper: 2 or 4)."""
+    prompt_sampling: str = "uniform"
+    """"uniform", or by "learnability": questions answered rightly half of the time are the likeliest."""
     max_new_tokens: int = 16
     """Maximum tokens per completion."""
     mask_truncated: bool = False
@@ -82,11 +85,13 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     step: int = 0
+    counts: Tensor | None = None  # right and wrong completions of each training example, for `learnability`
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the policy, freeze a reference if there is a penalty, and make the optimizer."""
     check_group(config.group)
+    check_sampling(config.prompt_sampling)
     check_correction(config.correction)
     policy, optimizer, generator = language.build(config, device)
     reference = language.frozen(policy) if config.kl_coef > 0 else None

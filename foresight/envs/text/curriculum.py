@@ -1,4 +1,4 @@
-"""Curriculum: a run starts with the easiest examples and adds harder ones."""
+"""Curricula: a run starts with the easiest examples and adds harder ones, or prefers those that it half knows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from foresight.errors import UserError
+import torch
+from torch import Tensor
+
+from foresight.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from foresight.envs.text.task import Example
 
 FULL_AT = 0.5  # of a run: from here on it samples from all examples
+SAMPLING = ("uniform", "learnability")
+FADING = 0.5  # weight of earlier completions each time an example is sampled again: the policy has changed
 
 
 def by_difficulty(examples: Sequence[Example]) -> list[Example]:
@@ -38,3 +43,37 @@ def check(name: str, examples: Sequence[Example], initial: float) -> None:
                 f"A curriculum needs a number in the column 'difficulty' of every example; training example {number} "
                 f"of '{name}' has {example.columns.get('difficulty')!r}."
             )
+
+
+def check_sampling(sampling: str) -> None:
+    """Raise UserError for an unknown way to sample prompts."""
+    if sampling not in SAMPLING:
+        raise unknown("prompt_sampling", sampling, SAMPLING)
+
+
+def by_learnability(counts: Tensor, prompts: int, generator: torch.Generator) -> list[int]:
+    """The indices of distinct examples, drawn in proportion to the learnability p (1 - p) of their success rate p.
+
+    `counts` `[N, 2]` holds how many completions of each example were right and wrong, see `count_`. With half a
+    completion of each kind added, an example without completions has the largest weight, and none has the weight 0.
+    A group whose rewards are equal has no gradient, and p (1 - p) is the variance of rewards of 0 and 1.
+    Source: Foster et al. 2025 (arXiv:2502.12272), who estimate p from new completions of candidates; here it is that of
+    the run's own completions, which cost nothing.
+    """
+    rate = (counts[:, 0] + 0.5) / (counts.sum(1) + 1)
+    drawn: list[int] = torch.multinomial((rate * (1 - rate)).cpu(), prompts, generator=generator).tolist()
+    return drawn
+
+
+def count_(counts: Tensor, chosen: Sequence[int], rewards: Tensor) -> None:
+    """Add the completions of the examples `chosen` to `counts`, in place; earlier ones then weigh half.
+
+    `rewards` `[P, G]` in [0, 1], NaN where unscorable. Raises UserError for other rewards.
+    """
+    if (rewards < 0).any() or (rewards > 1).any():
+        raise UserError(
+            f"prompt_sampling learnability needs rewards from 0 to 1, but one is {rewards.nan_to_num().abs().max():g}: "
+            "scale the rewards, or use prompt_sampling uniform."
+        )
+    right, scored = rewards.nansum(1), (~rewards.isnan()).sum(1)
+    counts[chosen] = FADING * counts[chosen] + torch.stack([right, scored - right], 1).to(counts)

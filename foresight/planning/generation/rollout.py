@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from foresight import distributed
 from foresight.data.text import TokenBatch
+from foresight.envs.text import curriculum
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
@@ -75,6 +76,13 @@ class Sampler(AnswerState, Protocol):
     @property
     def config(self) -> SamplingConfig:
         """The algorithm's Config."""
+
+
+@runtime_checkable
+class CountingSampler(Sampler, Protocol):
+    """A `Sampler` that counts the right and wrong completions of every training example, `[N, 2]`; None: not yet."""
+
+    counts: Tensor | None
 
 
 class FilteringSampler(Sampler, Protocol):
@@ -244,19 +252,21 @@ def sample_groups(
     temperature: float,
     generator: torch.Generator,
     progress: float = 1.0,
+    examples: list[Example] | None = None,
 ) -> TextRollout:
     """Draw distinct training prompts, sample a group of completions of each, and grade them.
 
-    `progress` in [0, 1] is the finished share of the run, which a curriculum draws by. A policy with a `collector`
-    gets the groups that it finished (`planning.generation.asynchronous`). Raises UserError if the task has fewer
-    training prompts.
+    `progress` in [0, 1] is the finished share of the run, which a curriculum draws by; given `examples` are not drawn.
+    A policy with a `collector` gets the groups that it finished (`planning.generation.asynchronous`). Raises UserError
+    if the task has fewer training prompts.
     """
     if policy.collector is not None:
         collected: TextRollout = policy.collector(
             task, prompts, group, max_new_tokens, temperature, generator, progress
         )
         return collected
-    examples = draw(task, prompts, generator, progress)
+    if examples is None:
+        examples = draw(task, prompts, generator, progress)
     if task.episode is not None:
         found = converse(policy, task, examples, group, max_new_tokens, temperature, generator)
         return of_dialogues(task, examples, found)
@@ -273,8 +283,7 @@ def sample_groups(
 
 def draw(task: TextTask, prompts: int, generator: torch.Generator, progress: float = 1.0) -> list[Example]:
     """Distinct training prompts. Raises UserError if the task has fewer."""
-    if len(task.train) < prompts:
-        raise UserError(f"prompts is {prompts}, but the task has {len(task.train)} training prompts: lower prompts.")
+    _require_prompts(task, prompts)
     pool = task.pool(progress, prompts)
     return [pool[i] for i in torch.randperm(len(pool), generator=generator)[:prompts].tolist()]
 
@@ -303,26 +312,50 @@ def of_dialogues(task: TextTask, examples: Sequence[Example], found: Dialogues) 
     return TextRollout(list(examples), found.batch, found.texts, rewards, measures, found.transcripts, found.turns)
 
 
+def _require_prompts(task: TextTask, prompts: int) -> None:
+    if len(task.train) < prompts:
+        raise UserError(f"prompts is {prompts}, but the task has {len(task.train)} training prompts: lower prompts.")
+
+
 def sample(state: Sampler, task: TextTask) -> TextRollout:
-    """`sample_groups` with the policy, generator and Config of a State (a Config without `group`: 1)."""
-    return sample_groups(state.policy, task, *_arguments(state))
+    """`sample_groups` with the policy, generator and Config of a State (a Config without `group`: 1).
+
+    With the `prompt_sampling` "learnability", prompts are drawn by the State's `counts` of their completions, to which
+    these are added (`envs.text.curriculum`).
+    """
+    if getattr(state.config, "prompt_sampling", "uniform") == "uniform":
+        return sample_groups(state.policy, task, *_arguments(state))
+    assert isinstance(state, CountingSampler)
+    if state.policy.collector is not None:
+        raise UserError(
+            "prompt_sampling learnability needs the rewards of an update before the next: leave out --staleness."
+        )
+    if task.curriculum < 1:
+        raise UserError("A curriculum and prompt_sampling learnability both choose the prompts: leave one of them out.")
+    _require_prompts(task, state.config.prompts)
+    if state.counts is None:
+        state.counts = torch.zeros(len(task.train), 2)
+    chosen = curriculum.by_learnability(state.counts, state.config.prompts, state.generator)
+    rollout = sample_groups(state.policy, task, *_arguments(state), [task.train[i] for i in chosen])
+    curriculum.count_(state.counts, chosen, rollout.rewards)
+    return rollout
 
 
-def sample_groups_until(
-    keep: Callable[[Tensor], Tensor], limit: int, policy: LanguageModel, task: TextTask, prompts: int, *settings: Any
+def sample_until(
+    keep: Callable[[Tensor], Tensor], state: FilteringSampler, task: TextTask
 ) -> tuple[TextRollout, dict[str, float]]:
-    """Sample batches of prompts as `sample_groups` does until `prompts` groups pass `keep`, at most `limit` batches.
+    """`sample` batches until as many groups as the Config has `prompts` pass `keep`, at most its `max_batches`.
 
     `keep(rewards [P, G])` returns which groups pass, bool `[P]`. If too few pass the rollout is smaller; if none does,
-    it is the last batch unfiltered, and with a `limit` of 1 it is the only one. `settings` are the other arguments of
-    `sample_groups`. Returns the rollout and metrics: the number of `batches` sampled, the share `filled` of the
-    prompts, and of everything sampled, because the groups that passed are biased, the mean `reward` and the share
-    `equal_reward_groups`.
+    it is the last batch unfiltered, and with `max_batches` of 1 it is the only one. Returns the rollout and metrics:
+    the number of `batches` sampled, the share `filled` of the prompts, and of everything sampled, because the groups
+    that passed are biased, the mean `reward` and the share `equal_reward_groups`.
     """
+    prompts, limit = state.config.prompts, state.config.max_batches
     passed: list[TextRollout] = []
     count, rewards = 0, []
     for batches in range(1, limit + 1):  # noqa: B007
-        rollout = sample_groups(policy, task, prompts, *settings)
+        rollout = sample(state, task)
         rewards.append(rollout.rewards)
         chosen = (keep(rollout.rewards) | (limit == 1)).nonzero()[:, 0][: prompts - count]
         count += len(chosen)
@@ -337,13 +370,6 @@ def sample_groups_until(
         "filled": count / prompts,
     }
     return concat(passed) if passed and limit > 1 else rollout, metrics
-
-
-def sample_until(
-    keep: Callable[[Tensor], Tensor], state: FilteringSampler, task: TextTask
-) -> tuple[TextRollout, dict[str, float]]:
-    """`sample_groups_until` with the policy, generator and Config of a State."""
-    return sample_groups_until(keep, state.config.max_batches, state.policy, task, *_arguments(state))
 
 
 def _arguments(state: Sampler) -> tuple[int, int, int, float, torch.Generator, float]:

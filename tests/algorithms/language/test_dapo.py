@@ -9,7 +9,7 @@ from foresight.algorithms.language import dapo
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.ops.advantage import group_scaled, overlong
-from foresight.planning.generation.rollout import sample_groups_until
+from foresight.planning.generation.rollout import sample_until
 from foresight.training.options import build_config
 from tests import tiny_conversations, tiny_language
 from tests.algorithms.language.group_runs import TOKENS, build, count_a, first_gradients, second_pass
@@ -68,9 +68,9 @@ def everything(original):
 def test_dynamic_sampling_refills_until_the_batch_is_full():
     from foresight.ops.advantage import differs
 
-    state = build(dapo)
+    state = build(dapo, prompts=6, group=4, max_batches=20)
     task = TextTask("t", [Example(f"{i}?") for i in range(8)], [Example("9?")], count_a)
-    rollout, seen = sample_groups_until(differs, 20, state.policy, task, 6, 4, TOKENS, 1.0, state.generator)
+    rollout, seen = sample_until(differs, state, task)
     assert seen["filled"] == 1 and seen["batches"] > 1
     assert len(rollout.examples) == 6 and len(rollout.answers) == 24
     assert (rollout.rewards.amax(1) > rollout.rewards.amin(1)).all()
@@ -86,9 +86,9 @@ def test_dynamic_sampling_refills_until_the_batch_is_full():
 def test_dynamic_sampling_has_a_limit_and_reports_how_full_the_batch_is():
     from foresight.ops.advantage import differs
 
-    state = build(dapo)
+    state = build(dapo, prompts=4, group=4, max_batches=3)
     task = TextTask("t", [Example(f"{i}?") for i in range(8)], [], lambda e, c: [1.0] * len(c))
-    rollout, seen = sample_groups_until(differs, 3, state.policy, task, 4, 4, TOKENS, 1.0, state.generator)
+    rollout, seen = sample_until(differs, state, task)
     assert seen == {"reward": 1.0, "equal_reward_groups": 1.0, "batches": 3.0, "filled": 0.0}
     assert dapo.update(state, rollout.batch, rollout.rewards)["equal_reward_groups"] < 1  # lengths differ
     fields = {"overlong_penalty": 0.0, "overlong_filter": False}

@@ -1,0 +1,96 @@
+"""Prompts by learnability: how often each is drawn, what is counted, and that a resumed run continues to count."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from foresight.algorithms.language import cispo, dapo, dr_grpo, grpo, gspo, rloo
+from foresight.envs.text import curriculum
+from foresight.envs.text.task import Example, TextTask
+from foresight.errors import UserError
+from foresight.planning.generation.rollout import draw, sample
+from foresight.runtime.checkpoints import checkpoint
+from tests.algorithms.language.group_runs import build
+from tests.sabotage import sabotaged_by
+
+FAMILY = [grpo, dr_grpo, dapo, rloo, cispo, gspo]
+TASK = TextTask(
+    "parity", [Example(f"{i}?") for i in range(8)], [Example("9?")],
+    lambda examples, completions: [float(int(one.prompt[0]) % 2 == 0 or i % 2) for i, one in enumerate(examples)],
+)  # fmt: skip  # every completion of an even question is right, and half of those of an odd one
+
+
+def uniform(original):
+    return lambda counts, prompts, generator: torch.randperm(len(counts), generator=generator)[:prompts].tolist()
+
+
+@sabotaged_by("foresight.envs.text.curriculum.by_learnability", uniform)
+def test_examples_are_drawn_in_proportion_to_p_times_1_minus_p():
+    counts = torch.tensor([[0.0, 0.0], [3.0, 3.0], [7.0, 0.0], [0.0, 7.0], [4.0, 1.0]])
+    rates = torch.tensor([0.5, 0.5, 7.5 / 8, 0.5 / 8, 4.5 / 6])
+    generator = torch.Generator().manual_seed(0)
+    drawn = [curriculum.by_learnability(counts, 1, generator)[0] for _ in range(4000)]
+    share = torch.bincount(torch.tensor(drawn), minlength=5) / 4000
+    weight = rates * (1 - rates)
+    torch.testing.assert_close(share, weight / weight.sum(), atol=0.025, rtol=0)
+
+
+def test_it_becomes_uniform_sampling_without_replacement_when_all_rates_are_equal():
+    counts, generator = torch.full((6, 2), 4.0), torch.Generator().manual_seed(0)
+    drawn = [curriculum.by_learnability(counts, 3, generator) for _ in range(2000)]
+    assert all(len(set(one)) == 3 for one in drawn)
+    share = torch.bincount(torch.tensor(drawn).flatten(), minlength=6) / 2000
+    torch.testing.assert_close(share, torch.full((6,), 0.5), atol=0.05, rtol=0)
+
+
+def test_earlier_completions_fade_and_unscorable_ones_do_not_count():
+    counts = torch.tensor([[4.0, 2.0], [1.0, 1.0], [0.0, 0.0]])
+    curriculum.count_(counts, [2, 0], torch.tensor([[1.0, 0.0, math.nan], [0.5, 1.0, 1.0]]))
+    assert counts.tolist() == [[4.5, 1.5], [1.0, 1.0], [1.0, 1.0]]
+
+
+def test_half_known_questions_are_sampled_more_often():
+    state = build(grpo, prompts=2, prompt_sampling="learnability")
+    sampled = [int(one.prompt[0]) for _ in range(60) for one in sample(state, TASK).examples]
+    assert sum(question % 2 for question in sampled) > 0.6 * len(sampled)  # of 120, where uniform sampling gives 60
+    assert state.counts[1::2].min(1).values.max() > 0 and state.counts[::2, 1].max() == 0
+
+
+@sabotaged_by("foresight.runtime.checkpoints.tree.Decoder.__call__", lambda f: lambda self, node, template, path:
+              None if path.endswith("counts") else f(self, node, template, path))  # fmt: skip
+@pytest.mark.parametrize("module", FAMILY, ids=lambda module: module.__name__.rsplit(".", 1)[-1])
+def test_a_resumed_run_continues_to_count(module, tmp_path):
+    fields = {"prompts": 2, "steps": 3, "prompt_sampling": "learnability"}
+    state = build(module, **fields)
+    run = module.train(state.config, TASK, state)
+    next(run)
+    fresh = build(module, **fields)
+    checkpoint.restore(checkpoint.save(tmp_path, state, 1), fresh)
+    (_, whole, _), (_, resumed, _) = next(run), next(module.train(fresh.config, TASK, fresh))
+    assert whole["samples"] == resumed["samples"]
+    assert torch.equal(state.counts, fresh.counts)
+
+
+def test_rewards_that_are_no_rates_and_a_second_choice_of_prompts_are_refused():
+    with pytest.raises(UserError, match="needs rewards from 0 to 1, but one is 2"):
+        curriculum.count_(torch.zeros(2, 2), [0], torch.tensor([[2.0, math.nan]]))
+    with pytest.raises(UserError, match="Did you mean 'learnability'"):
+        build(grpo, prompt_sampling="learnable")
+    state = build(grpo, prompts=2, prompt_sampling="learnability")
+    ranked = [Example(f"{i}?", columns={"difficulty": i}) for i in range(8)]
+    with pytest.raises(UserError, match="both choose the prompts"):
+        sample(state, dataclasses.replace(TASK, train=ranked, curriculum=0.5))
+    state.policy.collector = object()
+    with pytest.raises(UserError, match="leave out --staleness"):
+        sample(state, TASK)
+
+
+def test_the_default_draws_as_before():
+    state = build(grpo, prompts=3)
+    expected = draw(TASK, 3, torch.Generator().manual_seed(0))
+    state.generator.manual_seed(0)
+    assert sample(state, TASK).examples == expected and state.counts is None
