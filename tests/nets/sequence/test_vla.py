@@ -184,6 +184,12 @@ def test_ranges_are_those_of_the_data() -> None:
     assert outside[0] == pytest.approx(0.49, abs=0.01) and outside[1] == pytest.approx(-0.49, abs=0.01)
 
 
+def test_ranges_of_data_on_another_device_are_taken_there() -> None:
+    code = ActionTokens(ARM).to("meta")
+    code.fit(torch.zeros(5, 3, device="meta"))
+    assert code.low.device.type == "meta"
+
+
 def _backward(original):
     """The flow runs from the action to the noise."""
     return lambda self, x: original(self, x) * 0
