@@ -243,6 +243,14 @@ def mask_key(space: gs.Space[Any]) -> str | None:
     return ACTION_MASK if isinstance(space, gs.Dict) and ACTION_MASK in space.spaces else None
 
 
+def require_choice(space: gs.Space[Any]) -> None:
+    """Raise UserError for actions of a Box with a dim of equal bounds: nothing there can be scaled to [-1, 1]."""
+    if isinstance(space, gs.Box) and not (space.low < space.high).all():
+        raise UserError(
+            f"An action of {space} has a dim with equal bounds, so there is nothing to choose: leave it out."
+        )
+
+
 def state_dependent_head(space: gs.Space[Any], log_std: float) -> StateDependentHead:
     """The head of state-dependent noise for actions in `space`. Raises UserError if they are not continuous."""
     if isinstance(space, gs.Box) and len(space.shape) == 1:

@@ -224,6 +224,7 @@ def test_mistakes_are_named(tmp_path) -> None:
     for changed, message in (
         ({"obs": gs.Dict({"front": CAMERA})}, "needs dict observations with 'mission'"),
         ({"action": gs.Discrete(3), "head": "flow"}, "head 'flow' is for actions of a Box"),
+        ({"action": gs.Box(0, 0, (2,), np.float32), "head": "flow"}, "a dim with equal bounds"),
         ({"head": "bin"}, "Did you mean 'bins'"),
         ({"blind": "speech"}, "Unknown blind 'speech'"),
         ({"images": "cnn"}, "Unknown images 'cnn'"),
