@@ -42,3 +42,10 @@ def between(least: float, most: float, config: object, *names: str) -> None:
     for name in names:
         if not least <= getattr(config, name) <= most:
             raise UserError(f"{name} must be between {least} and {most}, not {getattr(config, name)}.")
+
+
+def share(config: object, *names: str) -> None:
+    """Raise UserError unless each of these fields of `config` is a share below all, in [0, 1). NaN is not."""
+    for name in names:
+        if not 0 <= getattr(config, name) < 1:
+            raise UserError(f"{name} is a share from 0 to below 1, not {getattr(config, name)}.")

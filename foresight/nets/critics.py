@@ -107,6 +107,7 @@ class SquashedActor(nn.Module):
             raise UserError(
                 f"{name} needs bounded actions, but this environment takes {space}. Wrap it with bounds, or use ppo."
             )
+        encoders.require_choice(space)
         low, high = torch.from_numpy(space.low.astype(np.float32)), torch.from_numpy(space.high.astype(np.float32))
         self.register_buffer("center", (high + low) / 2)
         self.register_buffer("scale", (high - low) / 2)

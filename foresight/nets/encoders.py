@@ -32,16 +32,21 @@ ACTION_MASK = MASK  # the key of a dict observation with the mask of allowed act
 
 
 class OneHot(nn.Module):
-    """Integers `[..., K]` (one integer `[...]` where there is one count) as one-hot floats `[..., Σ counts]`."""
+    """Integers `[..., K]` (one integer `[...]` where `scalar`) as one-hot floats `[..., Σ counts]`.
 
-    def __init__(self, counts: Sequence[int], scalar: bool) -> None:
+    The k-th integer is one of `counts[k]` from `starts[k]` on.
+    """
+
+    def __init__(self, counts: Sequence[int], starts: Sequence[int], scalar: bool) -> None:
         super().__init__()
         self.counts, self.scalar, self.size = tuple(int(n) for n in counts), scalar, int(sum(counts))
+        self.starts = tuple(int(start) for start in starts)
 
     def forward(self, x: Tensor) -> Tensor:
         """One-hot blocks, concatenated."""
         x = x.long().unsqueeze(-1) if self.scalar else x.long()
-        return torch.cat([F.one_hot(x[..., i], n).float() for i, n in enumerate(self.counts)], -1)
+        ranges = enumerate(zip(self.counts, self.starts, strict=True))
+        return torch.cat([F.one_hot(x[..., i] - start, n).float() for i, (n, start) in ranges], -1)
 
 
 class Flat(nn.Module):
@@ -114,9 +119,9 @@ def is_vector(space: gs.Space[Any]) -> bool:
 def vectorizer(space: gs.Space[Any]) -> Vectorizer:
     """The module that flattens observations of any supported space to float vectors `[..., size]`."""
     if isinstance(space, gs.Discrete):
-        return OneHot([int(space.n)], scalar=True)
+        return OneHot([int(space.n)], [int(space.start)], scalar=True)
     if isinstance(space, gs.MultiDiscrete):
-        return OneHot(space.nvec.flatten().tolist(), scalar=False)
+        return OneHot(space.nvec.flatten().tolist(), space.start.flatten().tolist(), scalar=False)
     if isinstance(space, gs.Dict):
         return DictVectorizer({name: vectorizer(part) for name, part in space.spaces.items() if name != ACTION_MASK})
     return Symbols(space.shape) if is_symbolic(space) else Flat(space.shape or ())  # type: ignore[arg-type]
@@ -236,6 +241,14 @@ def has_action_features(space: gs.Space[Any]) -> TypeGuard[gs.Dict]:
 def mask_key(space: gs.Space[Any]) -> str | None:
     """The key of a dict observation with the mask of allowed actions, or None."""
     return ACTION_MASK if isinstance(space, gs.Dict) and ACTION_MASK in space.spaces else None
+
+
+def require_choice(space: gs.Space[Any]) -> None:
+    """Raise UserError for actions of a Box with a dim of equal bounds: nothing there can be scaled to [-1, 1]."""
+    if isinstance(space, gs.Box) and not (space.low < space.high).all():
+        raise UserError(
+            f"An action of {space} has a dim with equal bounds, so there is nothing to choose: leave it out."
+        )
 
 
 def state_dependent_head(space: gs.Space[Any], log_std: float) -> StateDependentHead:

@@ -186,6 +186,7 @@ class ActionCode(nn.Module):
         bounded = isinstance(space, gs.Box) and len(space.shape) == 1 and np.isfinite([space.low, space.high]).all()
         if not (self.discrete or bounded):
             raise UserError(f"Actions must be Discrete or a bounded Box with one dim, not {space}.")
+        encoders.require_choice(space)
         self.width: int = int(space.n) if isinstance(space, gs.Discrete) else int(space.shape[0])  # type: ignore[index]
         self.first = int(space.start) if isinstance(space, gs.Discrete) else 0
         if isinstance(space, gs.Box):

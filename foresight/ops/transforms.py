@@ -43,7 +43,8 @@ def symexp_bins(count: int = 255, limit: float = 20.0) -> Tensor:
 
     Source: DreamerV3 (arXiv:2301.04104), eq. 9.
     """
-    half = symexp(torch.linspace(-limit, 0, (count + 1) // 2))
+    nearest = 0 if count % 2 else -limit / (count - 1)  # an even count has no bin at 0
+    half = symexp(torch.linspace(-limit, nearest, (count + 1) // 2))
     return torch.cat([half, -half.flip(-1)[1 if count % 2 else 0 :]])
 
 

@@ -21,7 +21,7 @@ from foresight.data.episodes import Episodes
 from foresight.envs import collect
 from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
-from foresight.runtime import environments
+from foresight.runtime import environments, machine
 from foresight.runtime.agent import Agent
 from foresight.runtime.evaluation import record as video
 from foresight.runtime.evaluation import returns
@@ -40,14 +40,13 @@ def record(agent: Agent, episodes: int, seed: int = 0, explore: bool = False, ra
     data.check_spaces(agent.spaces.obs, agent.spaces.action)
     env = environments.evaluation(dataclasses.replace(agent.settings, episodes=episodes), agent.env)
     quota = [episodes // env.num_envs + (i < episodes % env.num_envs) for i in range(env.num_envs)]
-    device = next((x.device for x in vars(agent.state).values() if isinstance(x, torch.Generator)), "cpu")
     try:
         if random:
             uniform = returns.random_policy(env, seed)
             return collect.record(env, seed, lambda obs, carry: (uniform(obs, None)[0], {}, None), quota)
         return collect.record(
             env, seed, functools.partial(agent.module.act, agent.state, explore=explore), quota,
-            torch.device(device), rewarded=getattr(agent.module, "rewarded", None),
+            machine.device_of(agent.state), rewarded=getattr(agent.module, "rewarded", None),
             reset_carry=getattr(agent.module, "reset_carry", trees.reset_carry),
         )  # fmt: skip
     finally:

@@ -36,7 +36,7 @@ def pick_device(name: str, gpu: bool = True) -> str:
 
 def device_of(state: object) -> torch.device:
     """The device of the State's modules, or of its first generator or tensor if it has no modules."""
-    parts = list(vars(state).values())
+    parts = list(getattr(state, "__dict__", {}).values())
     for part in parts:
         if isinstance(part, torch.nn.Module):
             for weight in part.parameters():

@@ -149,6 +149,13 @@ class LaProp(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "agc": agc, "warmup": warmup})
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of any optimizer; the counts of steps also move to the device of their weights."""
+        super().load_state_dict(state_dict)  # which leaves counts where they were saved: a graph would hold a constant
+        for p, state in self.state.items():
+            if p.is_cuda:
+                state["step"] = state["step"].to(p.device)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One step with the gradients that are there."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foresight.ops import schedules, transforms
-from tests.sabotage import change, flip_sign, sabotaged_by, scaled, swap
+from tests.sabotage import change, flip_sign, returns, sabotaged_by, scaled, swap
 
 
 def close(actual: Tensor, expected: object) -> None:
@@ -39,6 +39,14 @@ def test_two_hot() -> None:
     code = transforms.two_hot(torch.tensor([-5.0, -1.0, -0.25, 0.0, 0.5, 2.0, 5.0]), bins)
     close(code, [[1, 0, 0], [1, 0, 0], [0.25, 0.75, 0], [0, 1, 0], [0, 0.75, 0.25], [0, 0, 1], [0, 0, 1]])
     close(transforms.two_hot_decode(code, bins), [-1, -1, -0.25, 0, 0.5, 2, 2])
+
+
+@sabotaged_by("foresight.ops.transforms.symexp_bins", returns(lambda bins: bins.where(bins.abs() > 1, 0)))
+def test_bins_are_evenly_spaced_under_symlog_also_where_none_is_0() -> None:
+    for count in (2, 3, 20, 21, 100, 255):
+        bins = transforms.symexp_bins(count, 10.0)
+        torch.testing.assert_close(bins, transforms.symexp(torch.linspace(-10, 10, count)), rtol=1e-5, atol=1e-5)
+        assert (bins.diff() > 0).all() and torch.equal(bins, -bins.flip(-1)), count
 
 
 def plain_sum(original: object) -> Callable[[Tensor, Tensor], Tensor]:

@@ -124,6 +124,12 @@ def test_integers_become_one_hot():
     assert encoders.vectorizer(gs.MultiDiscrete([2, 3]))(torch.tensor([[1, 0]])).tolist() == [[0, 1, 1, 0, 0]]
 
 
+def test_integers_that_do_not_start_at_0_become_one_hot():
+    assert encoders.vectorizer(gs.Discrete(3, start=-1))(torch.tensor([-1, 1])).tolist() == [[1, 0, 0], [0, 0, 1]]
+    space = gs.MultiDiscrete([2, 3], start=[1, -2])
+    assert encoders.vectorizer(space)(torch.tensor([[2, -2]])).tolist() == [[0, 1, 1, 0, 0]]
+
+
 def test_a_dict_becomes_one_vector_without_its_mask():
     space = gs.Dict({"b": gs.Discrete(2), "a": gs.Box(0, 1, (2,)), "action_mask": gs.MultiBinary(3)})
     obs = {"a": torch.tensor([[0.5, 0.25]]), "b": torch.tensor([1]), "action_mask": torch.ones(1, 3)}

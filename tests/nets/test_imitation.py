@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces as gs
 
+from foresight.errors import UserError
 from foresight.nets.imitation import ActionCode, MeanStd, MinMax
 from tests.sabotage import returns, sabotaged_by, scaled
 
@@ -48,6 +50,11 @@ def test_actions_outside_the_bounds_are_clipped_to_them() -> None:
     torch.testing.assert_close(code.to_env(code.encode(outside)), bounds)
     y = torch.tensor([0.3, -0.7])
     torch.testing.assert_close(code.loss(y, outside), code.loss(y, bounds))
+
+
+def test_actions_without_a_choice_are_refused() -> None:
+    with pytest.raises(UserError, match="has a dim with equal bounds, so there is nothing to choose: leave it out"):
+        ActionCode(gs.Box(np.array([0, -1], np.float32), np.array([0, 1], np.float32)))
 
 
 @sabotaged_by("foresight.nets.imitation.MeanStd.decode", scaled(1.01))

@@ -193,3 +193,5 @@ def test_mistakes_are_explained() -> None:
         SquashedActor(3, gs.Discrete(2), "SAC", (8,))
     with pytest.raises(UserError, match="bounds"):
         SquashedActor(3, gs.Box(-np.inf, np.inf, (2,), np.float32), "SAC", (8,))
+    with pytest.raises(UserError, match="equal bounds"):
+        SquashedActor(3, gs.Box(1, 1, (2,), np.float32), "SAC", (8,))

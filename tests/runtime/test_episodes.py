@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium
 import minari
@@ -16,6 +18,7 @@ import torch
 from foresight.cli.main import main
 from foresight.data import episodes
 from foresight.envs.make import make
+from foresight.runtime import episodes as recording
 from foresight.runtime import run as runs
 from foresight.training import offline
 from tests.sabotage import sabotaged_by
@@ -103,6 +106,18 @@ def test_episodes_replay_in_gymnasium_and_open_as_parquet(trained: Path, tmp_pat
         assert len(episode.rewards) == len(episode.terminations) == int(chosen.length) and episode.terminations[-1]
     plain = pyarrow.parquet.read_table(out / "data" / "1" / "part-0.parquet")
     assert plain["rewards"].to_pylist() == [1.0] * int(found.length[1]) + [0.0]
+
+
+def test_episodes_are_recorded_on_the_device_of_the_network(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, recorded = runs.load(trained, device="cpu"), Mock()
+    # As in imitation: the first generator samples data, on the CPU.
+    agent.state = SimpleNamespace(sampler=torch.Generator(), policy=torch.nn.Linear(1, 1, device="meta"))
+    monkeypatch.setattr("foresight.runtime.episodes.collect.record", recorded)
+    try:
+        recording.record(agent, 1)
+    finally:
+        agent.close()
+    assert torch.device("meta") in recorded.call_args.args
 
 
 def test_mistakes_are_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

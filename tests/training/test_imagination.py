@@ -133,3 +133,21 @@ def test_only_discrete_actions_are_searched() -> None:
     imagination.require_searchable(0, box)
     with pytest.raises(UserError, match="search_simulations is 8, but only Discrete actions are searched, not Box"):
         imagination.require_searchable(8, box)
+
+
+def _laprop(device: str) -> imagination.LaProp:
+    """The optimizer of a weight whose gradient is its value, before its first step."""
+    weight = torch.nn.Parameter(torch.ones(2, device=device))
+    weight.grad = weight.detach().clone()
+    return imagination.LaProp([weight], 0.1)
+
+
+@sabotaged_by("foresight.training.imagination.LaProp.load_state_dict", lambda f: torch.optim.Optimizer.load_state_dict)
+def test_on_a_gpu_the_optimizer_counts_there_also_after_a_checkpoint_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count on the CPU would be a constant of a CUDA graph: the learning rate would stay that of its recording."""
+    saved, loaded = _laprop("cpu"), _laprop("meta")
+    saved.step()
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: x.is_meta))
+    loaded.load_state_dict(saved.state_dict())
+    loaded.step()
+    assert [state["step"].device.type for state in loaded.state.values()] == ["meta"]

@@ -105,8 +105,12 @@ class State:
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network and optimizer. Raises UserError for spaces and settings that are not supported."""
-    errors.at_least(1, config, "chunk", "batch_size", "posterior_layers", "encoder_layers", "decoder_layers", "latent")
+    errors.at_least(
+        1, config, "chunk", "batch_size", "dim", "heads", "hidden", "posterior_layers", "encoder_layers",
+        "decoder_layers", "latent",
+    )  # fmt: skip
     errors.between(1, config.chunk, config, "action_steps")
+    errors.share(config, "dropout")
     if config.dim % config.heads or config.dim % 2:
         raise UserError(f"dim must be an even multiple of heads, {config.heads}, not {config.dim}.")
     with torch.random.fork_rng(devices=[]):

@@ -140,9 +140,13 @@ class State:
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks and optimizer. Raises UserError for spaces and settings that are not supported."""
-    errors.at_least(1, config, "obs_steps", "horizon", "action_steps", "diffusion_steps", "batch_size")
+    errors.at_least(
+        1, config, "obs_steps", "horizon", "action_steps", "groups", "dim", "layers", "heads", "diffusion_steps",
+        "batch_size",
+    )  # fmt: skip
     errors.between(1, config.diffusion_steps, config, "denoising_steps")
     errors.between(0, 1, config, "eta")
+    errors.share(config, "dropout")
     if config.obs_steps - 1 + config.action_steps > config.horizon:
         raise UserError(
             f"horizon must be at least obs_steps - 1 + action_steps = {config.obs_steps - 1 + config.action_steps}, "

@@ -103,8 +103,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         1, config, "batch_size", "dim", "layers", "heads", "channels", "patch", "image_tokens", "words", "points"
     )
     errors.at_least(2, config, "edges")
-    if not 0 <= config.label_smoothing < 1:
-        raise UserError(f"label_smoothing is a share from 0 to below 1, not {config.label_smoothing}.")
+    errors.share(config, "label_smoothing")
     if config.label_smoothing and config.head == "flow":
         raise UserError("label_smoothing is for action tokens: leave it out, or use --head bins.")
     shape = Shape(**{part.name: getattr(config, part.name) for part in fields(Shape)})

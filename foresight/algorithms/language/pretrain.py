@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foresight import errors
 from foresight.data.text import length_mask, pad
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.make import played
@@ -126,6 +127,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     """Initialize the decoder and its heads, and make the optimizer."""
     if config.predict_tokens < 1:
         raise UserError(f"predict_tokens must be at least 1 (the decoder's own head), not {config.predict_tokens}.")
+    errors.at_least(1, config, "dim", "heads", "kv_heads")
     if config.experts and not config.mlp_size:
         raise UserError("experts are feed-forward layers, and mlp_size 0 leaves these out: give --mlp-size too.")
     if config.bias_rate and not config.experts:

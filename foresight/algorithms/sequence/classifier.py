@@ -90,6 +90,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     """Network and optimizer. Raises UserError for an unknown network and for sizes that do not fit."""
     errors.at_least(1, config, "batch_size", "patch", "dim", "layers", "heads")
     errors.at_least(0, config, "shift")
+    errors.share(config, "dropout")
     if config.images not in NETWORKS:
         raise errors.unknown("image network", config.images, NETWORKS)
     shape = spaces.obs.shape or ()

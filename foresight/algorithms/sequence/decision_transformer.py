@@ -79,6 +79,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network and optimizer. Raises UserError for spaces and settings that are not supported."""
     errors.at_least(1, config, "context", "batch_size", "dim", "layers", "heads", "max_length")
+    errors.share(config, "dropout")
     halved = precision.dtype(config.precision, device) is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

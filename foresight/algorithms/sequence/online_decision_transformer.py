@@ -103,6 +103,7 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         1, config, "num_envs", "gradient_steps", "replay_size", "context", "batch_size", "dim", "layers", "heads",
         "max_length",
     )  # fmt: skip
+    errors.share(config, "dropout")
     if config.initial_alpha <= 0:
         raise errors.UserError(f"initial_alpha must be above 0, not {config.initial_alpha:g}.")
     halved = precision.dtype(config.precision, device) is not None

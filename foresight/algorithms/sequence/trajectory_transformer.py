@@ -272,9 +272,12 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(1, config, "window", "context", "horizon", "beam_width", "branches", "batch_size", "dim", "layers")
+    errors.at_least(
+        1, config, "window", "context", "horizon", "beam_width", "branches", "batch_size", "dim", "layers", "heads"
+    )
     errors.at_least(2, config, "bins")
     errors.between(0, 1, config, "gamma", "top_p")
+    errors.share(config, "dropout")
     if config.binning not in BINS:
         raise errors.unknown("binning", config.binning, BINS)
     if config.context + config.horizon > config.window:

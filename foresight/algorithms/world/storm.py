@@ -374,7 +374,8 @@ def _check(config: Config) -> None:
         "imagined_batch", "context", "horizon", "contrastive_steps", "width", "sequence_layers", "heads", "groups",
         "classes", "units", "layers", "depth", "patch",
     )  # fmt: skip
-    errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate", "dropout")
+    errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate")
+    errors.share(config, "dropout")
     if config.context > config.sequence_length:
         raise UserError(
             f"context {config.context} is more than sequence_length {config.sequence_length}: the model would read "

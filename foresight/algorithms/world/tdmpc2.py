@@ -345,7 +345,8 @@ def _check(config: Config) -> None:
         "candidates", "elites", "latent_size", "hidden", "encoder_hidden", "encoder_layers", "channels", "simnorm_dim",
     )  # fmt: skip
     errors.at_least(2, config, "critics", "bins")
-    errors.between(0, 1, config, "gamma", "rho", "tau", "dropout")
+    errors.between(0, 1, config, "gamma", "rho", "tau")
+    errors.share(config, "dropout")
     if config.latent_size % config.simnorm_dim:
         raise UserError(
             f"latent_size must be a multiple of simnorm_dim, {config.simnorm_dim}, not {config.latent_size}."

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresight.errors import UserError
+from foresight.nets import encoders
 from foresight.nets.models.world_model import mlp
 from foresight.nets.outputs import Categorical, Normal
 
@@ -20,11 +21,8 @@ def action_width(space: gs.Space[Any]) -> int:
     if isinstance(space, gs.Discrete):
         return int(space.n)
     if isinstance(space, gs.Box) and len(space.shape) == 1 and np.isfinite([space.low, space.high]).all():
-        if (space.low < space.high).all():
-            return int(space.shape[0])
-        raise UserError(
-            f"An action of {space} has a dim with equal bounds, so there is nothing to choose: leave it out."
-        )
+        encoders.require_choice(space)
+        return int(space.shape[0])
     raise UserError(
         f"World models support Discrete actions and bounded Box actions with one dim, not {space}. "
         "Wrap the environment so that it takes one of these."

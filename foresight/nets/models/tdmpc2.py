@@ -290,7 +290,7 @@ class LatentPolicy(nn.Module):
     """The policy prior: tanh-squashed normals over latent states, scaled to the bounds of `space` by `to_env`.
 
     The logarithm of the standard deviation is between -10 and 2. Raises UserError if `space` is not a bounded Box with
-    one dim.
+    one dim, or has nothing to choose.
     """
 
     center: Tensor
@@ -307,6 +307,7 @@ class LatentPolicy(nn.Module):
             raise UserError(
                 f"tdmpc2 needs bounded actions, but this environment takes {space}. Wrap it with bounds, or use ppo."
             )
+        encoders.require_choice(space)
         self.width = int(space.shape[0])
         self.net = mlp(latent, [units, units], 2 * self.width)
         low, high = (torch.from_numpy(np.asarray(x, dtype=np.float32)) for x in (space.low, space.high))

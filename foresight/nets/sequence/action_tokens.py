@@ -63,7 +63,7 @@ class ActionTokens(nn.Module):
         """Take the ranges of `action` `[S, K]`, or `[S, C, A]`. A constant number keeps the range of the space."""
         if self.continuous:
             rows = self.flat(action[:1_000_000]).float()
-            low, high = torch.quantile(rows, torch.tensor([0.01, 0.99]), dim=0)
+            low, high = torch.quantile(rows, torch.tensor([0.01, 0.99], device=rows.device), dim=0)
             moves = high - low > 1e-6
             self.low.copy_(torch.where(moves, low, self.low))
             self.high.copy_(torch.where(moves, high, self.high))

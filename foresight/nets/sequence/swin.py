@@ -136,7 +136,7 @@ class Swin(nn.Module):
             raise UserError(f"patch must be from 1 to {max(height, width)} pixels, the side of the image, not {patch}.")
         if len(depths) != len(heads):
             raise UserError(f"depths and heads need one number per stage, not {len(depths)} and {len(heads)}.")
-        if any(dim * 2**stage % count for stage, count in enumerate(heads)):
+        if any(count < 1 or dim * 2**stage % count for stage, count in enumerate(heads)):
             raise UserError(f"The width of a stage, {dim} · 2^stage, must be a multiple of its heads, {tuple(heads)}.")
         self.patch = patch
         self.embed, self.embed_norm = nn.Linear(channels * patch * patch, dim), nn.LayerNorm(dim, eps=EPS)

@@ -226,6 +226,9 @@ class VLA(nn.Module):
         )
         if config.head == "flow" and not self.actions.continuous:
             raise UserError(f"head 'flow' is for actions of a Box, not {action}. Use --head bins.")
+        if config.head == "flow":
+            for own in [part.action for part in embodiments] or [action]:
+                encoders.require_choice(own)
         self.words = Words(config.words, config.dim)
         self.eyes = nn.ModuleDict({name: Eye(_planes(spaces[name]), config) for name in self.cameras})
         self.camera = nn.Parameter(0.02 * torch.randn(len(self.cameras), 1, config.dim))

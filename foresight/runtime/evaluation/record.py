@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foresight.data import trees
 from foresight.envs.base import Env
 from foresight.envs.tabular.mdp import MDP
 from foresight.errors import UserError
+from foresight.runtime import machine
 from foresight.runtime.catalog import Algorithm, State, Steps
 
 Frame = NDArray[np.uint8]
@@ -60,14 +62,14 @@ def episode(module: Algorithm, state: State, env: Env, seed: int = 0, limit: int
 
     Raises `UserError` if the environment cannot be rendered.
     """
-    obs, carry = env.reset(seed), None
+    obs, carry, device = env.reset(seed), None, machine.device_of(state)
     for _ in range(limit):
         frame = env.render()
         if frame is None:
             raise UserError(f"'{env.name}' cannot be recorded: it renders no RGB frames.")
         yield np.asarray(frame, dtype=np.uint8)
-        action, _, carry = module.act(state, obs, carry)
-        feedback = env.step(action)
+        action, _, carry = module.act(state, trees.to(obs, device), carry)
+        feedback = env.step(action.cpu())
         if hasattr(module, "rewarded"):
             carry = module.rewarded(carry, feedback.reward)
         if bool(feedback.cut[0]):

@@ -210,3 +210,5 @@ def test_what_is_refused() -> None:
         LatentPolicy(gs.Discrete(3), 16, 12)
     with pytest.raises(UserError, match=r"bounded actions"):
         LatentPolicy(gs.Box(-np.inf, np.inf, (2,)), 16, 12)
+    with pytest.raises(UserError, match="has a dim with equal bounds, so there is nothing to choose: leave it out"):
+        LatentPolicy(gs.Box(np.array([0, -1], np.float32), np.array([0, 1], np.float32)), 16, 12)

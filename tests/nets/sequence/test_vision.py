@@ -201,3 +201,5 @@ def test_mistakes_are_named() -> None:
         Swin((3, 8, 8), depths=(2,))
     with pytest.raises(UserError, match="multiple of its heads"):
         Swin((3, 8, 8), heads=(3, 4))
+    with pytest.raises(UserError, match="multiple of its heads"):
+        Swin((3, 8, 8), heads=(0, 4))

@@ -184,6 +184,12 @@ def test_ranges_are_those_of_the_data() -> None:
     assert outside[0] == pytest.approx(0.49, abs=0.01) and outside[1] == pytest.approx(-0.49, abs=0.01)
 
 
+def test_ranges_of_data_on_another_device_are_taken_there() -> None:
+    code = ActionTokens(ARM).to("meta")
+    code.fit(torch.zeros(5, 3, device="meta"))
+    assert code.low.device.type == "meta"
+
+
 def _backward(original):
     """The flow runs from the action to the noise."""
     return lambda self, x: original(self, x) * 0
@@ -218,6 +224,7 @@ def test_mistakes_are_named(tmp_path) -> None:
     for changed, message in (
         ({"obs": gs.Dict({"front": CAMERA})}, "needs dict observations with 'mission'"),
         ({"action": gs.Discrete(3), "head": "flow"}, "head 'flow' is for actions of a Box"),
+        ({"action": gs.Box(0, 0, (2,), np.float32), "head": "flow"}, "a dim with equal bounds"),
         ({"head": "bin"}, "Did you mean 'bins'"),
         ({"blind": "speech"}, "Unknown blind 'speech'"),
         ({"images": "cnn"}, "Unknown images 'cnn'"),

@@ -16,6 +16,10 @@ from tests.sabotage import sabotaged_by
 
 PLANNERS = ("value_iteration", "policy_iteration", "truncated_policy_iteration", "soft_value_iteration")
 SEARCHERS = ("muzero", "gumbel_muzero", "efficientzero", "stochastic_muzero", "sampled_muzero")
+DROPPING = (
+    "decision_transformer", "online_decision_transformer", "trajectory_transformer", "classifier", "act",
+    "diffusion_policy", "storm", "tdmpc2",
+)  # fmt: skip
 MONTE_CARLO = ("mc_epsilon_greedy", "mc_exploring_starts", "mc_basic", "monte_carlo_prediction")
 NEVER = [
     *((name, "yield_every") for name in (*PLANNERS, "monte_carlo_prediction")),
@@ -29,6 +33,8 @@ NEVER = [
     *((name, "num_envs") for name in ("ppo", "a2c", "qac", "trpo", "ppg", "impala", "reinforce", "rainbow")),
     ("reinforce", "max_episode_steps"), ("ppo", "epochs"), ("ppo", "minibatches"), ("impala", "rollouts_per_update"),
     ("sac", "sequence_length"),
+    *((name, "heads") for name in (*DROPPING, "vla", "pretrain") if name != "tdmpc2"), ("pretrain", "kv_heads"),
+    ("diffusion_policy", "groups"),
 ]  # fmt: skip
 
 
@@ -40,18 +46,33 @@ def _spaces(name: str) -> Any:
     return make("Pendulum-v1" if name in ("sac", "sampled_muzero") else "CartPole-v1", num_envs=1).spaces
 
 
+def _reported(name: str, **fields: Any) -> str:
+    """What the build of an algorithm with these fields reports."""
+    try:
+        catalog.module(name).build(build_config(catalog.config_class(name), **fields), _spaces(name))
+    except UserError as error:
+        return str(error)
+    except (RuntimeError, ZeroDivisionError, ValueError) as error:
+        return f"a traceback: {error}"
+    return ""
+
+
 @sabotaged_by("foresight.errors.at_least", lambda f: lambda least, config, *names: None)
 @pytest.mark.parametrize("value", [0, -1])
 def test_counts_of_zero_are_refused(value: int) -> None:
     for name, field in NEVER:
-        reported = ""
-        try:
-            catalog.module(name).build(build_config(catalog.config_class(name), **{field: value}), _spaces(name))
-        except UserError as error:
-            reported = str(error)
-        except (RuntimeError, ZeroDivisionError, ValueError) as error:
-            reported = f"a traceback: {error}"
+        reported = _reported(name, **{field: value})
         assert reported == f"{field} must be at least 1, not {value}.", (name, reported)
+
+
+@sabotaged_by("foresight.errors.share", lambda f: lambda config, *names: None)
+@pytest.mark.parametrize("value", [1.0, -0.1])
+def test_a_dropout_of_all_or_less_than_none_is_refused(value: float) -> None:
+    named = [name for name in catalog.algorithms() if hasattr(catalog.config_class(name), "dropout")]
+    assert sorted(named) == sorted(DROPPING)
+    for name in DROPPING:
+        reported = _reported(name, dropout=value)
+        assert reported == f"dropout is a share from 0 to below 1, not {value}.", (name, reported)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,20 @@ def test_an_episode_is_drawn_from_its_start_to_its_end() -> None:
     assert len(list(record.episode(module, None, Countdown(1000), limit=7))) == 7
 
 
+def test_an_episode_is_played_on_the_device_of_the_network() -> None:
+    seen = []
+
+    def act(state: object, obs: torch.Tensor, carry: None = None, explore: bool = False) -> tuple:
+        seen.append(obs.device.type)
+        elsewhere = types.SimpleNamespace(cpu=lambda: torch.ones(1, dtype=torch.int64))  # unreadable on its device
+        return elsewhere, {}, carry
+
+    module, state = types.ModuleType("agent"), types.SimpleNamespace(network=torch.nn.Linear(1, 1, device="meta"))
+    module.act = act  # type: ignore[attr-defined]
+    assert len(list(record.episode(module, state, Countdown(2)))) == 2
+    assert seen == ["meta", "meta"]
+
+
 def test_what_cannot_be_plotted_is_reported(tmp_path: Path) -> None:
     module = types.ModuleType("agent")
     module.act = always_one  # type: ignore[attr-defined]
