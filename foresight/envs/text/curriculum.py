@@ -70,10 +70,10 @@ def count_(counts: Tensor, chosen: Sequence[int], rewards: Tensor) -> None:
 
     `rewards` `[P, G]` in [0, 1], NaN where unscorable. Raises UserError for other rewards.
     """
-    if (rewards < 0).any() or (rewards > 1).any():
+    if len(outside := rewards[(rewards < 0) | (rewards > 1)]):
         raise UserError(
-            f"prompt_sampling learnability needs rewards from 0 to 1, but one is {rewards.nan_to_num().abs().max():g}: "
-            "scale the rewards, or use prompt_sampling uniform."
+            f"prompt_sampling learnability needs rewards from 0 to 1, but one is {outside[0]:g}: scale the rewards, or "
+            "use prompt_sampling uniform."
         )
     right, scored = rewards.nansum(1), (~rewards.isnan()).sum(1)
     counts[chosen] = FADING * counts[chosen] + torch.stack([right, scored - right], 1).to(counts)

@@ -333,7 +333,7 @@ def sample(state: Sampler, task: TextTask) -> TextRollout:
     if task.curriculum < 1:
         raise UserError("A curriculum and prompt_sampling learnability both choose the prompts: leave one of them out.")
     _require_prompts(task, state.config.prompts)
-    if state.counts is None:
+    if state.counts is None or len(state.counts) != len(task.train):  # or the data was edited before a resume
         state.counts = torch.zeros(len(task.train), 2)
     chosen = curriculum.by_learnability(state.counts, state.config.prompts, state.generator)
     rollout = sample_groups(state.policy, task, *_arguments(state), [task.train[i] for i in chosen])

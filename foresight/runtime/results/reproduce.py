@@ -240,10 +240,7 @@ def trained(
     summaries = dict(kept or {})
     for seed in planned(what, quick, None) if seeds is None else seeds:
         out = runs / f"{what.result}-{seed}"
-        fields: dict[str, Any] = {
-            key: value.format(runs=runs, seed=seed) if isinstance(value, str) else value
-            for key, value in what.options.items()
-        }
+        fields: dict[str, Any] = {key: _filled(value, runs, seed) for key, value in what.options.items()}
         if what.env:
             fields["env"] = what.env
         inputs = [runs / f"{row}-{seed}" / "summary.json" for row in what.after]
@@ -279,6 +276,15 @@ def trained(
     document["settings"] = settings_of(what, quick)
     checkpoint.write_atomic(file, json.dumps(document, indent=2) + "\n")
     return file
+
+
+def _filled(value: Any, runs: Path, seed: int) -> Any:
+    """An option of a row with its `{runs}` and `{seed}` filled in; "{seed}" alone is a number."""
+    if isinstance(value, Mapping):
+        return {key: _filled(one, runs, seed) for key, one in value.items()}
+    if value == "{seed}":
+        return seed
+    return value.format(runs=runs, seed=seed) if isinstance(value, str) else value
 
 
 def planned(what: Trained, quick: bool, seeds: int | None) -> range:

@@ -76,8 +76,9 @@ def test_a_resumed_run_continues_to_count(module, tmp_path):
 
 
 def test_rewards_that_are_no_rates_and_a_second_choice_of_prompts_are_refused():
-    with pytest.raises(UserError, match="needs rewards from 0 to 1, but one is 2"):
-        curriculum.count_(torch.zeros(2, 2), [0], torch.tensor([[2.0, math.nan]]))
+    for reward in (2.0, -1.0):
+        with pytest.raises(UserError, match=f"needs rewards from 0 to 1, but one is {reward:g}"):
+            curriculum.count_(torch.zeros(2, 2), [0], torch.tensor([[1.0, math.nan, reward]]))
     with pytest.raises(UserError, match="Did you mean 'learnability'"):
         build(grpo, prompt_sampling="learnable")
     state = build(grpo, prompts=2, prompt_sampling="learnability")

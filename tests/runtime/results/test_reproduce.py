@@ -181,9 +181,13 @@ def test_fields_of_a_row_may_name_other_runs(tmp_path: Path, monkeypatch: pytest
         return {**summary, "seed": seed}
 
     monkeypatch.setattr(reproduce, "one", one)
-    what = suites.Trained("distill", "x", "student", seeds=2, options={"teacher": "{runs}/t-{seed}/export", "group": 3})
+    options = {"teacher": "{runs}/t-{seed}/export", "group": 3, "env_options": {"seed": "{seed}", "high": 9}}
+    what = suites.Trained("distill", "x", "student", seeds=2, options=options)
     reproduce.trained(what, tmp_path, Path("R"), "c", False)
-    assert given == [(f"student-{i}", {"teacher": f"R/t-{i}/export", "group": 3}) for i in (0, 1)]
+    filled = [
+        {"teacher": f"R/t-{i}/export", "group": 3, "env_options": {"seed": i, "high": 9}} for i in (0, 1)
+    ]  # fmt: skip
+    assert given == [(f"student-{i}", fields) for i, fields in enumerate(filled)]
 
 
 def test_a_run_that_is_older_than_its_data_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
