@@ -162,6 +162,7 @@ def labeled(rows: Sequence[Example]) -> list[Example]:
             continue
         for name, label in (("chosen", True), ("rejected", False)):
             columns = {**row.columns, "completion": row.columns[name], "label": label}
+            columns |= {"messages": None, "reply": None}  # they would stand for the completion
             found.append(dataclasses.replace(row, columns=columns))
     return found
 

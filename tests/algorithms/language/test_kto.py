@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foresight.algorithms.language import kto
+from foresight.data import forms
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
@@ -125,3 +126,15 @@ def test_kto_goes_with_the_majority_as_far_as_it_can():
     *_, (_, _, state) = kto.train(config, TextTask("t", rows, [], None), state)
     after = answer_logprobs(state)
     assert after["2"] > math.log(0.9) > before["2"] and after["3"] < before["3"] - 2
+
+
+def test_a_pair_beside_its_chosen_conversation_keeps_both_answers():
+    """The columns of ultrafeedback_binarized."""
+    asked, good, bad = (
+        {"role": role, "content": text} for role, text in (("user", PROMPT), ("assistant", "2"), ("assistant", "ab"))
+    )
+    row = {"prompt": PROMPT, "chosen": [asked, good], "rejected": [asked, bad], "messages": [asked, good]}
+    _, (checked,) = forms.check([row], "f")
+    state = build(kto)
+    rows = kto._corpus(state, [Example(checked["prompt"], columns=checked)])
+    assert [state.policy.tokenizer.decode(group[0]) for group in rows.completions] == ["2<eos>", "ab<eos>"]
