@@ -37,6 +37,7 @@ SPEAKERS = {  # of ShareGPT, with their roles
     "function_response": "tool", "function_call": "assistant",
 }  # fmt: skip
 FORMS = ("preference", "stepwise", "labeled", "demonstration", "prompt")
+REPLY = "_reply"  # the column of a completion that calls tools, as a message; `reply` may be the user's
 
 
 def read(path: str) -> list[dict[str, Any]]:
@@ -210,7 +211,8 @@ def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
         reply = _reply(row["completion"], f"{place}: 'completion'")
         parts: dict[str, Any] = {"prompt": _prompt(row, place), "completion": reply["content"]}
         parts |= {"messages": None} if "messages" in row else {}  # replaced by the prompt and the completion
-        return {**parts, "reply": reply} if reply.get("tool_calls") else parts
+        parts |= {REPLY: None} if REPLY in row else {}
+        return {**parts, REPLY: reply} if reply.get("tool_calls") else parts
     messages = _text_or_messages(row["messages"], f"{place}: the column 'messages'")
     if isinstance(messages, str) or len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise UserError(f"{place}: 'messages' must be a conversation that ends with the assistant's message.")

@@ -182,7 +182,7 @@ def _turns(row: Example, all_turns: bool) -> list[tuple[Prompt, Answer]]:
     """The answers of a demonstration to train on, each with the conversation before it."""
     messages = row.columns.get("messages")
     if messages is None or messages[:-1] != row.prompt:  # a task may have changed the prompt
-        return [(row.prompt, row.columns.get("reply") or row.columns["completion"])]
+        return [(row.prompt, row.columns.get(forms.REPLY) or row.columns["completion"])]
     turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
     return [(messages[:i], messages[i]) for i in (turns if all_turns else turns[-1:])]
 

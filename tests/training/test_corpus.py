@@ -220,3 +220,10 @@ def test_a_template_that_leaves_tools_out_is_refused(template, message):
     state = build(sft, template)
     with pytest.raises(UserError, match=f"f, row 1: .*{message}"):
         sft._corpus(state, [example({"messages": CALLS, "tools": [TOOL]})])
+
+
+def test_a_column_of_the_user_does_not_replace_the_completion():
+    state = build(sft, CHAT)
+    row = example({"prompt": "q", "completion": "a", "reply": "b"})
+    assert trained_on(state, sft._corpus(state, [row])) == ["a<eos>"] and row.columns["reply"] == "b"
+    assert corpus.last_answer(row) == "a"

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight.data import forms
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
@@ -162,7 +163,7 @@ def labeled(rows: Sequence[Example]) -> list[Example]:
             continue
         for name, label in (("chosen", True), ("rejected", False)):
             columns = {**row.columns, "completion": row.columns[name], "label": label}
-            columns |= {"messages": None, "reply": None}  # they would stand for the completion
+            columns |= {"messages": None, forms.REPLY: None}  # they would stand for the completion
             found.append(dataclasses.replace(row, columns=columns))
     return found
 
