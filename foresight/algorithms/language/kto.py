@@ -106,8 +106,10 @@ def log_ratio(state: State, batch: TokenBatch) -> Tensor:
 
 
 def mismatched(state: State, batch: TokenBatch) -> Tensor:
-    """r of each prompt of a batch with the answer to the next prompt, `[P]`. No gradient."""
+    """r of each prompt of a batch with the answer to the next prompt, cut where it has no room, `[P]`. No gradient."""
     rolled = {name: getattr(batch, name).roll(-1, 0) for name in ("completion", "length", "logprob", "stopped")}
+    room = min(state.config.max_tokens, state.policy.context) - batch.prompt_length
+    rolled["length"] = torch.minimum(rolled["length"], room[:, None])
 
     def ratios(few: TokenBatch) -> Tensor:
         return state.policy.logprob(few)[0] - state.reference.logprob(few)[0]

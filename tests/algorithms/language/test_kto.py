@@ -138,3 +138,17 @@ def test_a_pair_beside_its_chosen_conversation_keeps_both_answers():
     state = build(kto)
     rows = kto._corpus(state, [Example(checked["prompt"], columns=checked)])
     assert [state.policy.tokenizer.decode(group[0]) for group in rows.completions] == ["2<eos>", "ab<eos>"]
+
+
+@pytest.mark.parametrize("max_tokens", [40, 1024])
+def test_an_answer_to_another_prompt_is_cut_to_its_room(max_tokens):
+    state = build(kto, max_tokens=max_tokens)
+    limit = min(max_tokens, state.policy.context)
+    texts = [("1" * (limit - 4), "2"), ("3", "45" * (limit // 2 - 2))]
+    rows = kto._corpus(state, [Example(prompt, columns={"completion": text}) for prompt, text in texts])
+    model, answers = moved(state), [group[0] for group in rows.completions]
+    found = kto.mismatched(state, rows.batch(range(2)))
+    for i, other in enumerate((answers[1][:4], answers[0])):
+        with torch.no_grad():
+            mine, reference = (row_logprob(x, rows.prompts[i], other).sum() for x in (model, state.reference))
+        assert math.isclose(found[i].item(), (mine - reference).item(), rel_tol=1e-3, abs_tol=1e-4)
