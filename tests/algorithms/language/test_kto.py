@@ -152,3 +152,19 @@ def test_an_answer_to_another_prompt_is_cut_to_its_room(max_tokens):
         with torch.no_grad():
             mine, reference = (row_logprob(x, rows.prompts[i], other).sum() for x in (model, state.reference))
         assert math.isclose(found[i].item(), (mine - reference).item(), rel_tol=1e-3, abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [2, 7, 16])
+def test_held_out_pairs_are_compared_with_other_prompts(monkeypatch, batch_size):
+    state, used = build(kto, batch_size=batch_size), list[int]()
+
+    def to_own_prompt(state, batch):
+        prompts = batch.prompts()
+        same = torch.tensor([a == b for a, b in zip(prompts, [*prompts[1:], prompts[0]], strict=True)])
+        used.append(int((~same).sum()))
+        return 1000.0 * same
+
+    monkeypatch.setattr(kto, "mismatched", to_own_prompt)
+    assert set(kto.assess(state, PAIRS)[1]) == {0.5}, "the reference point is 0"
+    assert sum(used) >= 11
+    assert set(kto.assess(state, _labeled("+-:+"))[1]) == {0.5}, "one prompt has no other"
