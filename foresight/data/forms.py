@@ -174,7 +174,9 @@ def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str
         if form(row) != kind:
             raise UserError(f"{place} is of the form '{form(row)}', but row 1 is of the form '{kind}': use one form.")
         row = _normalized(row, place)
-        checked.append({**row, **_PARTS[kind](row, place)})
+        parts = _PARTS[kind](row, place)
+        _check_characters([parts, row.get("tools"), row.get("delimiter")], place)
+        checked.append({**row, **parts})
     return kind, checked
 
 
@@ -198,6 +200,17 @@ def _parsed(text: str, place: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno} of {text[:60]!r}.") from error
+
+
+def _check_characters(value: Any, place: str) -> None:
+    """Raise UserError for half of a surrogate pair, which JSON can write, but no tokenizer takes."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{place}: {error.object[max(error.start - 20, 0) : error.start + 1]!r} ends with half of a surrogate "
+            "pair, which is no character: write the whole one, or remove it."
+        ) from error
 
 
 def _prompt(row: dict[str, Any], place: str) -> str | list[Message]:

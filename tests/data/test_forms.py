@@ -213,3 +213,21 @@ def test_a_task_without_a_grader_is_reported(tmp_path):
     task = text.make(str(file))
     with pytest.raises(UserError, match=r"Nothing scores the answers to .*: give a reward function"):
         task.grade(task.test, ["x"])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "hi \ud83d", "completion": "x"},
+        {"prompt": "q", "chosen": "x", "rejected": "hi \ude00"},
+        {"prompt": "q", "completions": ["hi \ud83d"], "labels": [1]},
+        {"messages": [USER, {"role": "assistant", "content": "hi \ud83d"}]},
+        {"prompt": "q", "tools": '[{"name": "hi \\ud83d"}]'},
+    ],
+)
+def test_half_of_a_surrogate_pair_is_reported_with_its_row(tmp_path, row):
+    file = _file(tmp_path, [{"prompt": "q", "score": 1.0, "note": "\ud83d"}])
+    assert forms.check(forms.read(file), "f")[0] == "prompt"  # no model reads the note
+    with pytest.raises(UserError, match=r"row 1: .*hi .*half of a surrogate pair.*: write the whole one"):
+        forms.check(forms.read(_file(tmp_path, [row])), "f")
+    forms.check(forms.read(_file(tmp_path, [{"prompt": "hi \U0001f600", "completion": "x"}])), "f")
