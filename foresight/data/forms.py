@@ -22,6 +22,7 @@ import importlib
 import io
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -234,8 +235,8 @@ def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
 
 def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     margin = row.get("margin")
-    if margin is not None and not isinstance(margin, int | float):
-        raise UserError(f"{place}: 'margin' must be a number, but is {margin!r}.")
+    if margin is not None and not (isinstance(margin, int | float) and math.isfinite(margin)):
+        raise UserError(f"{place}: 'margin' must be a number that is finite, but is {margin!r}.")
     if not row.get("prompt") and row.get("messages") is not None:  # ShareGPT's prompt
         row = {**row, "prompt": row["messages"]}
     if row.get("prompt") and not (_whole_conversation(row["chosen"]) and _whole_conversation(row["rejected"])):
@@ -260,6 +261,8 @@ def _whole_conversation(value: object) -> bool:
 
 def _shared(chosen: Any, rejected: Any, place: str) -> tuple[str | list[Message], str, str]:
     """Two completions split at their shared prefix, which is the prompt: messages, or text up to a space."""
+    if not any(isinstance(chosen, kind) and isinstance(rejected, kind) for kind in (str, list)):
+        raise UserError(f"{place}: no column 'prompt', and 'chosen' and 'rejected' are not two texts or two lists.")
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     shared = chosen[: sum(1 for _ in alike)]
     if isinstance(chosen, str) and isinstance(rejected, str):

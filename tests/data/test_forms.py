@@ -84,6 +84,9 @@ def test_a_mistake_is_reported_with_its_row(row, message):
     [
         ({"prompt": "q", "chosen": "x", "rejected": "x"}, "row 1: 'chosen' and 'rejected' are the same"),
         ({"chosen": "yes", "rejected": "no"}, "row 1: no column 'prompt'"),
+        ({"question": "2+3?", "chosen": 5, "rejected": 3}, "row 1: no column 'prompt', and .* not two texts"),
+        ({"question": "2+3?", "chosen": "5", "rejected": [BAD]}, "row 1: no column 'prompt', and .* not two texts"),
+        ({"prompt": "q", "chosen": "x", "rejected": "y", "margin": float("nan")}, "must be a number that is finite"),
         ({"prompt": "q", "chosen": "x", "rejected": "y", "margin": "big"}, "'margin' must be a number"),
         ({"prompt": "q", "chosen": [GOOD, BAD], "rejected": [BAD]}, "row 1: 'chosen' must be one message"),
         ({"prompt": "q", "completions": ["a"], "labels": [1, 0]}, "'labels' must be true or false for each of the 1"),

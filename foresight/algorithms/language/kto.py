@@ -176,7 +176,7 @@ def labeled(rows: Sequence[Example]) -> list[Example]:
     """The rows as labeled answers: each pair is split into a desirable (chosen) and an undesirable (rejected) one."""
     found: list[Example] = []
     for row in rows:
-        if row.columns.get("chosen") is None:
+        if forms.form(row.columns) != "preference":
             found.append(row)
             continue
         for name, label in (("chosen", True), ("rejected", False)):
