@@ -4,7 +4,7 @@
 |---|---|
 | prompt | `prompt`, and any columns for the grader |
 | demonstration | `prompt` and `completion`; or `messages` that end with the assistant's |
-| labeled | a demonstration, and `label`: true if it is good, false if it is bad |
+| labeled | a demonstration, and `label`: true (1) if it is good, false (0) if it is bad |
 | preference | `prompt`, `chosen`, `rejected`, optionally `margin`; or `chosen` and `rejected` with a shared prefix |
 | stepwise | `prompt`, `completions` (the steps), `labels` (whether each is right), optionally `delimiter` |
 
@@ -168,6 +168,7 @@ def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str
     """
     if not rows:
         raise UserError(f"{path} has no rows.")
+    rows = _with_labels(rows)
     kind = form(rows[0])
     checked = []
     for number, row in enumerate(rows, 1):
@@ -179,6 +180,14 @@ def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str
         _check_characters([parts, row.get("tools"), row.get("delimiter")], place)
         checked.append({**row, **parts})
     return kind, checked
+
+
+def _with_labels(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The rows of answers with `label` as a boolean if all labels are 0 or 1. Other labels, such as classes, stay."""
+    labels = [row["label"] for row in rows if row.get("label") is not None]
+    if form(rows[0]) not in ("demonstration", "labeled") or any(label not in (0, 1) for label in labels):
+        return rows
+    return [row if row.get("label") is None else {**row, "label": bool(row["label"])} for row in rows]
 
 
 def _normalized(row: dict[str, Any], place: str) -> dict[str, Any]:

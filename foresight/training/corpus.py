@@ -118,9 +118,11 @@ def of_form(
     found = forms.form(rows[0].columns)
     forms_wanted = (wanted,) if isinstance(wanted, str) else wanted
     if found not in forms_wanted:
+        label = rows[0].columns.get("label") if found == "demonstration" and "labeled" in wanted else None
+        cause = "" if label is None else f" (its 'label' is {label!r}, not true or false)"
         raise UserError(
-            f"{name} needs rows of the form '{' or '.join(forms_wanted)}', but {source} has '{found}': see "
-            "docs/data.md."
+            f"{name} needs rows of the form '{' or '.join(forms_wanted)}', but {source} has '{found}'{cause}: "
+            "see docs/data.md."
         )
     return rows
 

@@ -234,3 +234,13 @@ def test_half_of_a_surrogate_pair_is_reported_with_its_row(tmp_path, row):
     with pytest.raises(UserError, match=r"row 1: .*hi .*half of a surrogate pair.*: write the whole one"):
         forms.check(forms.read(_file(tmp_path, [row])), "f")
     forms.check(forms.read(_file(tmp_path, [{"prompt": "hi \U0001f600", "completion": "x"}])), "f")
+
+
+def test_labels_of_a_table_are_zeros_and_ones():
+    row = {"prompt": "q", "completion": "a"}
+    for good, bad in ((1, 0), (1.0, 0.0), (True, 0)):
+        kind, rows = forms.check([{**row, "label": good}, {**row, "label": bad}], "f")
+        assert kind == "labeled" and rows[0]["label"] is True and rows[1]["label"] is False
+    kind, rows = forms.check([{**row, "label": label} for label in (0, 1, 2)], "f")  # of classes, say
+    assert kind == "demonstration" and [row["label"] for row in rows] == [0, 1, 2]
+    assert forms.check([{"prompt": "q", "label": 1}], "f")[1][0]["label"] is not True  # a grader's column

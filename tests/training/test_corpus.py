@@ -227,3 +227,9 @@ def test_a_column_of_the_user_does_not_replace_the_completion():
     row = example({"prompt": "q", "completion": "a", "reply": "b"})
     assert trained_on(state, sft._corpus(state, [row])) == ["a<eos>"] and row.columns["reply"] == "b"
     assert corpus.last_answer(row) == "a"
+
+
+def test_a_label_that_is_not_true_or_false_is_named():
+    rows = [example({"prompt": "q", "completion": "a", "label": -1})]
+    with pytest.raises(UserError, match=r"'demonstration' \(its 'label' is -1, not true or false\): see docs/data.md"):
+        corpus.of_form(rows, kto.FORMS, "kto")
