@@ -212,6 +212,22 @@ def _parsed(text: str, place: str) -> Any:
         raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno} of {text[:60]!r}.") from error
 
 
+def check_prompt(row: dict[str, Any], given: Any, place: str) -> None:
+    """Raise UserError if the messages of a checked row replaced the `given` column `prompt` by another prompt.
+
+    They may begin with messages of the system, which a prompt need not repeat.
+    """
+    if not given or row.get("messages") is None or form(row) not in ("demonstration", "labeled"):
+        return
+    found = _text_or_messages(given, f"{place}: the column 'prompt'")
+    asked = [{"role": "user", "content": found}] if isinstance(found, str) else found
+    if asked not in (row["prompt"], [message for message in row["prompt"] if message["role"] != "system"]):
+        raise UserError(
+            f"{place}: the prompt {str(given)[:40]!r} is not what its conversation ('messages') asks, and only one of "
+            "the two can be answered and graded: leave one of the columns out."
+        )
+
+
 def _check_characters(value: Any, place: str) -> None:
     """Raise UserError for half of a surrogate pair, which JSON can write, but no tokenizer takes."""
     try:

@@ -244,3 +244,27 @@ def test_labels_of_a_table_are_zeros_and_ones():
     kind, rows = forms.check([{**row, "label": label} for label in (0, 1, 2)], "f")  # of classes, say
     assert kind == "demonstration" and [row["label"] for row in rows] == [0, 1, 2]
     assert forms.check([{"prompt": "q", "label": 1}], "f")[1][0]["label"] is not True  # a grader's column
+
+
+def test_a_prompt_that_is_not_that_of_the_messages_is_refused_if_answers_are_graded(tmp_path):
+    system = {"role": "system", "content": "be short"}
+
+    def first(asked, columns, before=(), **options):
+        rows = [
+            {"prompt": f"{i}?", "messages": [*before, {"role": "user", "content": asked.format(i)}, GOOD], **columns}
+            for i in range(4)
+        ]
+        task = text.make(_file(tmp_path, rows), **options)
+        return min((*task.train, *task.test), key=lambda example: example.place).prompt
+
+    def score(completions, **_):
+        return [1.0] * len(completions)
+
+    asked = {"role": "user", "content": "0?"}
+    assert first("{}?", {"answer": "1"}) == [asked]
+    assert first("{}?", {"answer": "1"}, [system]) == [system, asked]  # a prompt need not repeat it
+    assert first("say {}", {}) == [{"role": "user", "content": "say 0"}]  # nothing is graded
+    named = {"problem": "7?"}, {"prompt": "problem"}
+    for columns, options in (({"answer": "1"}, {}), ({}, {"reward": score}), named):
+        with pytest.raises(UserError, match=r"row 1: the prompt '.\?' is not what its conversation"):
+            first("say {}", columns, **options)
