@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -233,3 +234,17 @@ def test_a_label_that_is_not_true_or_false_is_named():
     rows = [example({"prompt": "q", "completion": "a", "label": -1})]
     with pytest.raises(UserError, match=r"'demonstration' \(its 'label' is -1, not true or false\): see docs/data.md"):
         corpus.of_form(rows, kto.FORMS, "kto")
+
+
+def test_tools_count_in_the_length_of_a_prompt():
+    state = build(sft, CHAT)
+    tool = {"type": "function", "function": {**TOOL["function"], "name": "add" * 30}}
+    config = SimpleNamespace(max_new_tokens=8)
+
+    def check(tools):
+        task = TextTask("t", [], [example({"prompt": "1+1?", "tools": tools})], lambda examples, answers: [])
+        rollout.check_lengths(state.policy, task, config)
+
+    check([TOOL])
+    with pytest.raises(UserError, match=r"held-out prompt 1 of 't' .* does not fit into the model's context"):
+        check([tool])
