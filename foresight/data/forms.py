@@ -4,7 +4,7 @@
 |---|---|
 | prompt | `prompt`, and any columns for the grader |
 | demonstration | `prompt` and `completion`; or `messages` that end with the assistant's |
-| labeled | a demonstration, and `label`: true if it is good, false if it is bad |
+| labeled | a demonstration, and `label`: true (1) if it is good, false (0) if it is bad |
 | preference | `prompt`, `chosen`, `rejected`, optionally `margin`; or `chosen` and `rejected` with a shared prefix |
 | stepwise | `prompt`, `completions` (the steps), `labels` (whether each is right), optionally `delimiter` |
 
@@ -22,6 +22,7 @@ import importlib
 import io
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ SPEAKERS = {  # of ShareGPT, with their roles
     "function_response": "tool", "function_call": "assistant",
 }  # fmt: skip
 FORMS = ("preference", "stepwise", "labeled", "demonstration", "prompt")
+REPLY = "_reply"  # the column of a completion that calls tools, as a message; `reply` may be the user's
 
 
 def read(path: str) -> list[dict[str, Any]]:
@@ -166,6 +168,7 @@ def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str
     """
     if not rows:
         raise UserError(f"{path} has no rows.")
+    rows = _with_labels(rows)
     kind = form(rows[0])
     checked = []
     for number, row in enumerate(rows, 1):
@@ -173,8 +176,18 @@ def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str
         if form(row) != kind:
             raise UserError(f"{place} is of the form '{form(row)}', but row 1 is of the form '{kind}': use one form.")
         row = _normalized(row, place)
-        checked.append({**row, **_PARTS[kind](row, place)})
+        parts = _PARTS[kind](row, place)
+        _check_characters([parts, row.get("tools"), row.get("delimiter")], place)
+        checked.append({**row, **parts})
     return kind, checked
+
+
+def _with_labels(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The rows of answers with `label` as a boolean if all labels are 0 or 1. Other labels, such as classes, stay."""
+    labels = [row["label"] for row in rows if row.get("label") is not None]
+    if form(rows[0]) not in ("demonstration", "labeled") or any(label not in (0, 1) for label in labels):
+        return rows
+    return [row if row.get("label") is None else {**row, "label": bool(row["label"])} for row in rows]
 
 
 def _normalized(row: dict[str, Any], place: str) -> dict[str, Any]:
@@ -199,6 +212,33 @@ def _parsed(text: str, place: str) -> Any:
         raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno} of {text[:60]!r}.") from error
 
 
+def check_prompt(row: dict[str, Any], given: Any, place: str) -> None:
+    """Raise UserError if the messages of a checked row replaced the `given` column `prompt` by another prompt.
+
+    They may begin with messages of the system, which a prompt need not repeat.
+    """
+    if not given or row.get("messages") is None or form(row) not in ("demonstration", "labeled"):
+        return
+    found = _text_or_messages(given, f"{place}: the column 'prompt'")
+    asked = [{"role": "user", "content": found}] if isinstance(found, str) else found
+    if asked not in (row["prompt"], [message for message in row["prompt"] if message["role"] != "system"]):
+        raise UserError(
+            f"{place}: the prompt {str(given)[:40]!r} is not what its conversation ('messages') asks, and only one of "
+            "the two can be answered and graded: leave one of the columns out."
+        )
+
+
+def _check_characters(value: Any, place: str) -> None:
+    """Raise UserError for half of a surrogate pair, which JSON can write, but no tokenizer takes."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{place}: {error.object[max(error.start - 20, 0) : error.start + 1]!r} ends with half of a surrogate "
+            "pair, which is no character: write the whole one, or remove it."
+        ) from error
+
+
 def _prompt(row: dict[str, Any], place: str) -> str | list[Message]:
     if not row.get("prompt"):
         raise UserError(f"{place}: no column 'prompt'. It has: {', '.join(map(str, row))}.")
@@ -210,7 +250,8 @@ def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
         reply = _reply(row["completion"], f"{place}: 'completion'")
         parts: dict[str, Any] = {"prompt": _prompt(row, place), "completion": reply["content"]}
         parts |= {"messages": None} if "messages" in row else {}  # replaced by the prompt and the completion
-        return {**parts, "reply": reply} if reply.get("tool_calls") else parts
+        parts |= {REPLY: None} if REPLY in row else {}
+        return {**parts, REPLY: reply} if reply.get("tool_calls") else parts
     messages = _text_or_messages(row["messages"], f"{place}: the column 'messages'")
     if isinstance(messages, str) or len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise UserError(f"{place}: 'messages' must be a conversation that ends with the assistant's message.")
@@ -219,8 +260,8 @@ def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
 
 def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     margin = row.get("margin")
-    if margin is not None and not isinstance(margin, int | float):
-        raise UserError(f"{place}: 'margin' must be a number, but is {margin!r}.")
+    if margin is not None and not (isinstance(margin, int | float) and math.isfinite(margin)):
+        raise UserError(f"{place}: 'margin' must be a number that is finite, but is {margin!r}.")
     if not row.get("prompt") and row.get("messages") is not None:  # ShareGPT's prompt
         row = {**row, "prompt": row["messages"]}
     if row.get("prompt") and not (_whole_conversation(row["chosen"]) and _whole_conversation(row["rejected"])):
@@ -245,6 +286,8 @@ def _whole_conversation(value: object) -> bool:
 
 def _shared(chosen: Any, rejected: Any, place: str) -> tuple[str | list[Message], str, str]:
     """Two completions split at their shared prefix, which is the prompt: messages, or text up to a space."""
+    if not any(isinstance(chosen, kind) and isinstance(rejected, kind) for kind in (str, list)):
+        raise UserError(f"{place}: no column 'prompt', and 'chosen' and 'rejected' are not two texts or two lists.")
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     shared = chosen[: sum(1 for _ in alike)]
     if isinstance(chosen, str) and isinstance(rejected, str):

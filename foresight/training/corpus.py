@@ -118,9 +118,11 @@ def of_form(
     found = forms.form(rows[0].columns)
     forms_wanted = (wanted,) if isinstance(wanted, str) else wanted
     if found not in forms_wanted:
+        label = rows[0].columns.get("label") if found == "demonstration" and "labeled" in wanted else None
+        cause = "" if label is None else f" (its 'label' is {label!r}, not true or false)"
         raise UserError(
-            f"{name} needs rows of the form '{' or '.join(forms_wanted)}', but {source} has '{found}': see "
-            "docs/data.md."
+            f"{name} needs rows of the form '{' or '.join(forms_wanted)}', but {source} has '{found}'{cause}: "
+            "see docs/data.md."
         )
     return rows
 
@@ -182,7 +184,7 @@ def _turns(row: Example, all_turns: bool) -> list[tuple[Prompt, Answer]]:
     """The answers of a demonstration to train on, each with the conversation before it."""
     messages = row.columns.get("messages")
     if messages is None or messages[:-1] != row.prompt:  # a task may have changed the prompt
-        return [(row.prompt, row.columns.get("reply") or row.columns["completion"])]
+        return [(row.prompt, row.columns.get(forms.REPLY) or row.columns["completion"])]
     turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
     return [(messages[:i], messages[i]) for i in (turns if all_turns else turns[-1:])]
 

@@ -84,6 +84,9 @@ def test_a_mistake_is_reported_with_its_row(row, message):
     [
         ({"prompt": "q", "chosen": "x", "rejected": "x"}, "row 1: 'chosen' and 'rejected' are the same"),
         ({"chosen": "yes", "rejected": "no"}, "row 1: no column 'prompt'"),
+        ({"question": "2+3?", "chosen": 5, "rejected": 3}, "row 1: no column 'prompt', and .* not two texts"),
+        ({"question": "2+3?", "chosen": "5", "rejected": [BAD]}, "row 1: no column 'prompt', and .* not two texts"),
+        ({"prompt": "q", "chosen": "x", "rejected": "y", "margin": float("nan")}, "must be a number that is finite"),
         ({"prompt": "q", "chosen": "x", "rejected": "y", "margin": "big"}, "'margin' must be a number"),
         ({"prompt": "q", "chosen": [GOOD, BAD], "rejected": [BAD]}, "row 1: 'chosen' must be one message"),
         ({"prompt": "q", "completions": ["a"], "labels": [1, 0]}, "'labels' must be true or false for each of the 1"),
@@ -213,3 +216,55 @@ def test_a_task_without_a_grader_is_reported(tmp_path):
     task = text.make(str(file))
     with pytest.raises(UserError, match=r"Nothing scores the answers to .*: give a reward function"):
         task.grade(task.test, ["x"])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "hi \ud83d", "completion": "x"},
+        {"prompt": "q", "chosen": "x", "rejected": "hi \ude00"},
+        {"prompt": "q", "completions": ["hi \ud83d"], "labels": [1]},
+        {"messages": [USER, {"role": "assistant", "content": "hi \ud83d"}]},
+        {"prompt": "q", "tools": '[{"name": "hi \\ud83d"}]'},
+    ],
+)
+def test_half_of_a_surrogate_pair_is_reported_with_its_row(tmp_path, row):
+    file = _file(tmp_path, [{"prompt": "q", "score": 1.0, "note": "\ud83d"}])
+    assert forms.check(forms.read(file), "f")[0] == "prompt"  # no model reads the note
+    with pytest.raises(UserError, match=r"row 1: .*hi .*half of a surrogate pair.*: write the whole one"):
+        forms.check(forms.read(_file(tmp_path, [row])), "f")
+    forms.check(forms.read(_file(tmp_path, [{"prompt": "hi \U0001f600", "completion": "x"}])), "f")
+
+
+def test_labels_of_a_table_are_zeros_and_ones():
+    row = {"prompt": "q", "completion": "a"}
+    for good, bad in ((1, 0), (1.0, 0.0), (True, 0)):
+        kind, rows = forms.check([{**row, "label": good}, {**row, "label": bad}], "f")
+        assert kind == "labeled" and rows[0]["label"] is True and rows[1]["label"] is False
+    kind, rows = forms.check([{**row, "label": label} for label in (0, 1, 2)], "f")  # of classes, say
+    assert kind == "demonstration" and [row["label"] for row in rows] == [0, 1, 2]
+    assert forms.check([{"prompt": "q", "label": 1}], "f")[1][0]["label"] is not True  # a grader's column
+
+
+def test_a_prompt_that_is_not_that_of_the_messages_is_refused_if_answers_are_graded(tmp_path):
+    system = {"role": "system", "content": "be short"}
+
+    def first(asked, columns, before=(), **options):
+        rows = [
+            {"prompt": f"{i}?", "messages": [*before, {"role": "user", "content": asked.format(i)}, GOOD], **columns}
+            for i in range(4)
+        ]
+        task = text.make(_file(tmp_path, rows), **options)
+        return min((*task.train, *task.test), key=lambda example: example.place).prompt
+
+    def score(completions, **_):
+        return [1.0] * len(completions)
+
+    asked = {"role": "user", "content": "0?"}
+    assert first("{}?", {"answer": "1"}) == [asked]
+    assert first("{}?", {"answer": "1"}, [system]) == [system, asked]  # a prompt need not repeat it
+    assert first("say {}", {}) == [{"role": "user", "content": "say 0"}]  # nothing is graded
+    named = {"problem": "7?"}, {"prompt": "problem"}
+    for columns, options in (({"answer": "1"}, {}), ({}, {"reward": score}), named):
+        with pytest.raises(UserError, match=r"row 1: the prompt '.\?' is not what its conversation"):
+            first("say {}", columns, **options)

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -220,3 +221,30 @@ def test_a_template_that_leaves_tools_out_is_refused(template, message):
     state = build(sft, template)
     with pytest.raises(UserError, match=f"f, row 1: .*{message}"):
         sft._corpus(state, [example({"messages": CALLS, "tools": [TOOL]})])
+
+
+def test_a_column_of_the_user_does_not_replace_the_completion():
+    state = build(sft, CHAT)
+    row = example({"prompt": "q", "completion": "a", "reply": "b"})
+    assert trained_on(state, sft._corpus(state, [row])) == ["a<eos>"] and row.columns["reply"] == "b"
+    assert corpus.last_answer(row) == "a"
+
+
+def test_a_label_that_is_not_true_or_false_is_named():
+    rows = [example({"prompt": "q", "completion": "a", "label": -1})]
+    with pytest.raises(UserError, match=r"'demonstration' \(its 'label' is -1, not true or false\): see docs/data.md"):
+        corpus.of_form(rows, kto.FORMS, "kto")
+
+
+def test_tools_count_in_the_length_of_a_prompt():
+    state = build(sft, CHAT)
+    tool = {"type": "function", "function": {**TOOL["function"], "name": "add" * 30}}
+    config = SimpleNamespace(max_new_tokens=8)
+
+    def check(tools):
+        task = TextTask("t", [], [example({"prompt": "1+1?", "tools": tools})], lambda examples, answers: [])
+        rollout.check_lengths(state.policy, task, config)
+
+    check([TOOL])
+    with pytest.raises(UserError, match=r"held-out prompt 1 of 't' .* does not fit into the model's context"):
+        check([tool])

@@ -14,6 +14,7 @@ read as two answers each. Left out: other value functions. Dropout is never acti
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight.data import forms
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
@@ -105,8 +107,10 @@ def log_ratio(state: State, batch: TokenBatch) -> Tensor:
 
 
 def mismatched(state: State, batch: TokenBatch) -> Tensor:
-    """r of each prompt of a batch with the answer to the next prompt, `[P]`. No gradient."""
+    """r of each prompt of a batch with the answer to the next prompt, cut where it has no room, `[P]`. No gradient."""
     rolled = {name: getattr(batch, name).roll(-1, 0) for name in ("completion", "length", "logprob", "stopped")}
+    room = min(state.config.max_tokens, state.policy.context) - batch.prompt_length
+    rolled["length"] = torch.minimum(rolled["length"], room[:, None])
 
     def ratios(few: TokenBatch) -> Tensor:
         return state.policy.logprob(few)[0] - state.reference.logprob(few)[0]
@@ -146,22 +150,38 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
     for batch in rows.batches(state.config.batch_size):
         with torch.no_grad():
             ratios.append(log_ratio(state, batch).cpu())
-        others += [mismatched(state, batch)] if len(batch.length) > 1 else []
-    point = torch.cat(others).mean().nan_to_num().clamp(min=0)  # a batch of one answer has no other to pair with
+    order = _apart(rows.prompts)
+    for i in range(0, len(order), state.config.batch_size):
+        some = order[i : i + state.config.batch_size]
+        pairs = zip(some, [*some[1:], some[0]], strict=True)
+        differ = torch.tensor([rows.prompts[a] != rows.prompts[b] for a, b in pairs])
+        others.append(mismatched(state, rows.batch(some))[differ])
+    point = torch.cat(others).mean().nan_to_num().clamp(min=0)  # a single prompt has no other's answer
     sign = torch.tensor([1.0 if row.columns["label"] else -1.0 for row in rows.examples])
     margin = sign * (torch.cat(ratios) - point)
     return "label accuracy", (0.5 * (margin >= 0) + 0.5 * (margin > 0)).tolist()
+
+
+def _apart(prompts: Sequence[list[int]]) -> list[int]:
+    """The rows in an order that repeats a prompt only after all others: the two answers of a pair are not neighbors."""
+    seen = Counter[tuple[int, ...]]()
+    rounds = list[int]()
+    for prompt in map(tuple, prompts):
+        rounds.append(seen[prompt])
+        seen[prompt] += 1
+    return sorted(range(len(prompts)), key=rounds.__getitem__)
 
 
 def labeled(rows: Sequence[Example]) -> list[Example]:
     """The rows as labeled answers: each pair is split into a desirable (chosen) and an undesirable (rejected) one."""
     found: list[Example] = []
     for row in rows:
-        if row.columns.get("chosen") is None:
+        if forms.form(row.columns) != "preference":
             found.append(row)
             continue
         for name, label in (("chosen", True), ("rejected", False)):
             columns = {**row.columns, "completion": row.columns[name], "label": label}
+            columns |= {"messages": None, forms.REPLY: None}  # they would stand for the completion
             found.append(dataclasses.replace(row, columns=columns))
     return found
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foresight.data import forms
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
@@ -129,7 +130,7 @@ def step_loss(
 def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str, float]:
     """One gradient step on pairs `[P, 2, T]` or on answers with labeled steps `[P, 1, T]`; `rows`: their examples."""
     trunk = state.scorer.trunk
-    if "chosen" in rows[0].columns:
+    if _paired(rows[0]):
         pairs = len(rows)
         margin = torch.tensor([float(row.columns.get("margin") or 0) * state.config.margin for row in rows])
         return fit(state, trunk, batch, lambda part, few: pair_loss(state, few, margin[part], pairs), pairs)
@@ -157,12 +158,17 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
                 ends, labels = step_ends(trunk, batch, [rows.examples[j] for j in few])
                 logits = state.scorer.steps(batch)[:, 0].cpu()
                 values += ((logits > 0) == (labels > 0.5))[ends].float().tolist()
-    return ("pair accuracy" if "chosen" in held_out[0].columns else "step accuracy"), values
+    return ("pair accuracy" if _paired(held_out[0]) else "step accuracy"), values
+
+
+def _paired(row: Example) -> bool:
+    """Whether a row is a pair of answers; one of steps may have empty columns of that name."""
+    return forms.form(row.columns) == "preference"
 
 
 def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
     def answers(row: Example) -> list[str]:
-        if "chosen" in row.columns:
+        if _paired(row):
             return [row.columns["chosen"], row.columns["rejected"]]
         return [delimiter(row).join(row.columns["completions"])]
 
@@ -206,7 +212,7 @@ def train(
     """
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "reward_model"))
-    state.scorer.of_steps = "chosen" not in rows.examples[0].columns
+    state.scorer.of_steps = not _paired(rows.examples[0])
     state.scorer.delimiter, *others = sorted({delimiter(row) for row in rows.examples})
     if others:
         raise UserError(

@@ -113,7 +113,7 @@ def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
         if row.columns.get("label") is False:
             raise UserError(
                 f"{row.place}: the answer {row.columns['completion'][:40]!r} is labeled bad ('label' is false), and "
-                "sft trains on every row: remove such rows, or train kto."
+                "sft trains on every row: remove such rows, rename the column if it means something else, or train kto."
             )
     return demonstrations(state.policy, rows, state.config.max_tokens, state.config.all_turns)
 

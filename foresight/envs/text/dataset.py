@@ -43,11 +43,15 @@ def dataset(
     rows = [{**row, "prompt": row[prompt]} if prompt in row else row for row in forms.read(path)]
     if not rows or (forms.form(rows[0]) == "prompt" and len(rows) < 2):
         raise UserError(f"{path} has {len(rows)} rows: at least 2 are needed, one to train on and one held out.")
+    prompts = [row.get("prompt") for row in rows]
     _, rows = forms.check(rows, path)
     columns = dict.fromkeys(itertools.chain.from_iterable(rows))
     rows = [{**columns, **row} for row in rows]  # a reward function gets every column, None where a row lacks it
     answered = any(row.get("answer") is not None for row in rows)
-    for number, row in enumerate(rows, 1):
+    graded = reward is not None or answered or prompt != "prompt"
+    for number, (row, given) in enumerate(zip(rows, prompts, strict=True), 1):
+        if graded:
+            forms.check_prompt(row, given, f"{path}, row {number}")
         if reward is None and answered and row.get("answer") is None:
             raise UserError(f"{path}, row {number}: without a reward function every row needs the column 'answer'.")
     examples = [

@@ -233,7 +233,7 @@ def check_lengths(policy: LanguageModel, task: TextTask, config: object) -> None
     for side, examples in sides.items():
         for number, example in enumerate(examples, 1):
             text = example.prompt if isinstance(example.prompt, str) else "".join(m["content"] for m in example.prompt)
-            if len(text.encode()) <= room // 2:  # a token is at least a byte, and templates add little
+            if not example.tools and len(text.encode()) <= room // 2:  # a token is a byte or more, templates add little
                 continue
             if (tokens := len(policy.encode(example.prompt, example.tools))) > room:
                 raise UserError(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foresight.algorithms.language import kto
+from foresight.data import forms
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
@@ -125,3 +126,45 @@ def test_kto_goes_with_the_majority_as_far_as_it_can():
     *_, (_, _, state) = kto.train(config, TextTask("t", rows, [], None), state)
     after = answer_logprobs(state)
     assert after["2"] > math.log(0.9) > before["2"] and after["3"] < before["3"] - 2
+
+
+def test_a_pair_beside_its_chosen_conversation_keeps_both_answers():
+    """The columns of ultrafeedback_binarized."""
+    asked, good, bad = (
+        {"role": role, "content": text} for role, text in (("user", PROMPT), ("assistant", "2"), ("assistant", "ab"))
+    )
+    row = {"prompt": PROMPT, "chosen": [asked, good], "rejected": [asked, bad], "messages": [asked, good]}
+    _, (checked,) = forms.check([row], "f")
+    state = build(kto)
+    rows = kto._corpus(state, [Example(checked["prompt"], columns=checked)])
+    assert [state.policy.tokenizer.decode(group[0]) for group in rows.completions] == ["2<eos>", "ab<eos>"]
+
+
+@pytest.mark.parametrize("max_tokens", [40, 1024])
+def test_an_answer_to_another_prompt_is_cut_to_its_room(max_tokens):
+    state = build(kto, max_tokens=max_tokens)
+    limit = min(max_tokens, state.policy.context)
+    texts = [("1" * (limit - 4), "2"), ("3", "45" * (limit // 2 - 2))]
+    rows = kto._corpus(state, [Example(prompt, columns={"completion": text}) for prompt, text in texts])
+    model, answers = moved(state), [group[0] for group in rows.completions]
+    found = kto.mismatched(state, rows.batch(range(2)))
+    for i, other in enumerate((answers[1][:4], answers[0])):
+        with torch.no_grad():
+            mine, reference = (row_logprob(x, rows.prompts[i], other).sum() for x in (model, state.reference))
+        assert math.isclose(found[i].item(), (mine - reference).item(), rel_tol=1e-3, abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [2, 7, 16])
+def test_held_out_pairs_are_compared_with_other_prompts(monkeypatch, batch_size):
+    state, used = build(kto, batch_size=batch_size), list[int]()
+
+    def to_own_prompt(state, batch):
+        prompts = batch.prompts()
+        same = torch.tensor([a == b for a, b in zip(prompts, [*prompts[1:], prompts[0]], strict=True)])
+        used.append(int((~same).sum()))
+        return 1000.0 * same
+
+    monkeypatch.setattr(kto, "mismatched", to_own_prompt)
+    assert set(kto.assess(state, PAIRS)[1]) == {0.5}, "the reference point is 0"
+    assert sum(used) >= 11
+    assert set(kto.assess(state, _labeled("+-:+"))[1]) == {0.5}, "one prompt has no other"

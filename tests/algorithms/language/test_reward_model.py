@@ -185,3 +185,10 @@ def test_steps_are_joined_and_read_by_their_delimiter(tmp_path):
     mixed = [rows[0], Example("2?", columns={**columns, "delimiter": ","})]
     with pytest.raises(UserError, match="separated by ' \\+', and of others by ','"):
         list(reward_model.train(state.config, TextTask("steps", mixed, mixed, None), state))
+
+
+def test_labeled_steps_beside_empty_columns_of_pairs_are_steps():
+    rows = [dataclasses.replace(e, columns={**e.columns, "chosen": None, "rejected": None}) for e in STEPS]
+    config = build_config(reward_model.Config, tiny_language.folder(), steps=1, batch_size=2, precision="float32")
+    *_, (_, _, state) = reward_model.train(config, TextTask("t", rows, rows, None))
+    assert state.scorer.of_steps and reward_model.assess(state, rows)[0] == "step accuracy"
