@@ -154,7 +154,7 @@ def tune(
             study.optimize(
                 _record_failure(objective), max(0, trials - len(ended)), catch=(UserError,), callbacks=[report_end]
             )
-        except KeyboardInterrupt as stop:  # its own text says how to resume the trial, which no search would count
+        except KeyboardInterrupt as stop:  # its own text is how to resume the trial, which no search would count
             text = "Stopped. A trial that was running counts as failed. Continue the search with the same command."
             stop.args = (text,)
             raise
