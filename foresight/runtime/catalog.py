@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import json
 import re
 import sys
 import types
@@ -181,6 +182,24 @@ def read_yaml(path: Path) -> Any:
 
     # libyaml if PyYAML was built with it: `foresight list` reads every preset, half of its time in pure Python.
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def read_mapping(path: Path, fix: str = "It was edited or is incomplete.") -> dict[str, Any]:
+    """The names and values in a YAML or JSON file; none if it is empty.
+
+    Raises UserError, whose last sentence is `fix`, for a file that cannot be read or holds anything else.
+    """
+    import yaml
+
+    try:
+        json_file = path.suffix == ".json"
+        found = json.loads(path.read_text(encoding="utf-8")) if json_file else read_yaml(path)
+        if not isinstance(found, dict | None):
+            raise ValueError(f"it holds a {type(found).__name__}, not names and values")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: also bytes that are no UTF-8
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read: {reason}. {fix}") from error
+    return found or {}
 
 
 def _read(path: Path) -> Entry | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import BusyError, LostError, NotFinite, UserError
-from foresight.runtime import catalog, imagined
+from foresight.runtime import catalog, imagined, lock
 from foresight.runtime.catalog import State
 from foresight.runtime.config import config_fields, resolve, settings
 from foresight.training.options import build_config
@@ -206,10 +206,12 @@ def resume(
         resolved.keep,
         resolved.checkpoint_every,
     )
-    start = start or checkpoint.latest(path / "checkpoints")
-    if start is None:
-        resolved = dataclasses.replace(resolved, note=f"{path} has no checkpoint yet: the run starts again from step 0")
-    Session(path, resolved, show, record, log, start, callbacks).run()
+    with lock.held(path):  # first: a process that trains here until now may save a newer checkpoint
+        start = start or checkpoint.latest(path / "checkpoints")
+        if start is None:
+            note = f"{path} has no checkpoint yet: the run starts again from step 0"
+            resolved = dataclasses.replace(resolved, note=note)
+        Session(path, resolved, show, record, log, start, callbacks).run_locked()
     return Run(path)
 
 

@@ -98,9 +98,10 @@ class Session:
         Raises UserError for a user's mistake, BusyError if another process trains in this directory.
         """
         with lock.held(self.path):
-            self._run()
+            self.run_locked()
 
-    def _run(self) -> None:
+    def run_locked(self) -> None:
+        """As `run`, for a caller that holds the lock of the run directory."""
         machine.configure_malloc(machine.POOL_AT_START)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(self.settings.config.get("threads")), Interruption(self.progress.note) as interruption:
             with_actors = self.settings.actors > 0

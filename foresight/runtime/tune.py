@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from foresight.errors import UserError, unknown
-from foresight.runtime import catalog, kinds, run
+from foresight.runtime import catalog, kinds, lock, run
 from foresight.runtime.config import config_fields, resolve, settings
 from foresight.runtime.evaluation import evaluate
 from foresight.training.options import field_types
@@ -97,7 +97,8 @@ def tune(
     the Config's fields), or `only` some of them.
 
     Raises UserError for names that do not exist, for ranges that cannot be read, for a search that was started with
-    other `steps` or other choices of a field, and if no trial succeeds.
+    other `steps` or other choices of a field, for `out` of another search, and if no trial succeeds; BusyError if
+    another process searches in `out`.
     """
     try:
         import optuna
@@ -113,55 +114,76 @@ def tune(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        storage=f"sqlite:///{path / STUDY}", study_name=label, direction="maximize", load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP) if prune else optuna.pruners.NopPruner(),
-    )  # fmt: skip
-    _require_budget(study, path, resolved.config.get("steps"))
-    _require_ranges(study, path, space)
-    ended = [trial for trial in study.trials if trial.state.is_finished()]
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # a continued search samples other values
-    for trial in study.trials:  # those interrupted by a kill
-        if not trial.state.is_finished():
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-
-    def objective(trial: Any) -> float:
-        given = {field: choice.suggest(trial, field) for field, choice in space.items()}
-        given |= {"seed": seed} if "seed" in resolved.config else {}
-        given |= {} if steps is None else {"steps": steps}
-        callback = _pruner(trial, catalog.entry(name).metrics, resolved.config.get("steps"), optuna) if prune else None
-        finished = run.train(
-            name, **dict[str, Any](env), out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
-            callbacks=[callback] if callback else [], **given,
+    with lock.held(path):  # another process would fail the trial that runs
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        _require_search(path, label, optuna)
+        study = optuna.create_study(
+            storage=f"sqlite:///{path / STUDY}", study_name=label, direction="maximize", load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP) if prune else optuna.pruners.NopPruner(),
         )  # fmt: skip
-        assert finished.evaluation is not None  # the run has ended
-        trial.set_user_attr("mean", float(finished.evaluation.mean))
-        report(f"trial {trial.number}: {finished.evaluation}  {_format({k: given[k] for k in space})}")
-        return float(finished.evaluation.score)
+        _require_budget(study, path, resolved.config.get("steps"))
+        _require_ranges(study, path, space)
+        ended = [trial for trial in study.trials if trial.state.is_finished()]
+        # A continued search samples other values.
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+        for trial in study.trials:  # those interrupted by a kill
+            if not trial.state.is_finished():
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
-    def report_end(study: Any, trial: Any) -> None:
-        if trial.state.name != "COMPLETE":
-            reason = trial.system_attrs.get("why") or trial.user_attrs.get("why", "")
-            report(f"trial {trial.number}: {trial.state.name.lower()} {reason}".rstrip())
+        def objective(trial: Any) -> float:
+            given = {field: choice.suggest(trial, field) for field, choice in space.items()}
+            given |= {"seed": seed} if "seed" in resolved.config else {}
+            given |= {} if steps is None else {"steps": steps}
+            total = resolved.config.get("steps")
+            callback = _pruner(trial, catalog.entry(name).metrics, total, optuna) if prune else None
+            finished = run.train(
+                name, **dict[str, Any](env), out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
+                callbacks=[callback] if callback else [], **given,
+            )  # fmt: skip
+            assert finished.evaluation is not None  # the run has ended
+            trial.set_user_attr("mean", float(finished.evaluation.mean))
+            report(f"trial {trial.number}: {finished.evaluation}  {_format({k: given[k] for k in space})}")
+            return float(finished.evaluation.score)
 
-    study.optimize(_record_failure(objective), max(0, trials - len(ended)), catch=(UserError,), callbacks=[report_end])
-    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    if not complete:
-        reason = next((t.user_attrs["why"] for t in reversed(study.trials) if "why" in t.user_attrs), "see the study")
-        raise UserError(f"None of {len(study.trials)} trials succeeded. The last one failed with: {reason}")
-    best = study.best_trial
-    values = {field: _plain(space.get(field), value) for field, value in best.params.items()}
-    command = shlex.join(
-        ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
-        + ([] if resolved.preset else [f"--{kinds.get(resolved.kind).option}", resolved.env])
-        + [part for field, value in values.items() for part in config_fields.option(field, value)]
-        + ([] if steps is None else config_fields.option("steps", steps))
-    )
-    mean = float(best.user_attrs.get("mean", best.value or 0.0))
-    found = TuneResult(path, len(study.trials), len(complete), mean, values, command)
-    _write(found, resolved, best.number, steps)
-    return found
+        def report_end(study: Any, trial: Any) -> None:
+            if trial.state.name != "COMPLETE":
+                reason = trial.system_attrs.get("why") or trial.user_attrs.get("why", "")
+                report(f"trial {trial.number}: {trial.state.name.lower()} {reason}".rstrip())
+
+        try:
+            study.optimize(
+                _record_failure(objective), max(0, trials - len(ended)), catch=(UserError,), callbacks=[report_end]
+            )
+        except KeyboardInterrupt as stop:  # its own text is how to resume the trial, which no search would count
+            text = "Stopped. A trial that was running counts as failed. Continue the search with the same command."
+            stop.args = (text,)
+            raise
+        complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+        if not complete:
+            reasons = [trial.user_attrs["why"] for trial in study.trials if "why" in trial.user_attrs]
+            reason = reasons[-1] if reasons else "see the study"
+            raise UserError(f"None of {len(study.trials)} trials succeeded. The last one failed with: {reason}")
+        best = study.best_trial
+        values = {field: _plain(space.get(field), value) for field, value in best.params.items()}
+        command = shlex.join(
+            ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
+            + ([] if resolved.preset else [f"--{kinds.get(resolved.kind).option}", resolved.env])
+            + [part for field, value in values.items() for part in config_fields.option(field, value)]
+            + ([] if steps is None else config_fields.option("steps", steps))
+        )
+        mean = float(best.user_attrs.get("mean", best.value or 0.0))
+        found = TuneResult(path, len(study.trials), len(complete), mean, values, command)
+        _write(found, resolved, best.number, steps)
+        return found
+
+
+def _require_search(path: Path, label: str, optuna: Any) -> None:
+    """Raise UserError if `path` holds another search: the trials of both would have the same directories."""
+    if not (path / STUDY).is_file():
+        return
+    names = optuna.get_all_study_names(storage=f"sqlite:///{path / STUDY}")
+    if names and label not in names:
+        raise UserError(f"{path} holds the search {names[0]}, and this one is {label}. Choose another --out.")
 
 
 def _require_budget(study: Any, path: Path, budget: int | None) -> None:
@@ -205,8 +227,8 @@ def search_space(
     if ranges is not None and not file.is_file():
         raise UserError(f"There is no file {file}. Give an existing YAML file with --ranges.")
     if file.is_file():
-        document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        space = {field: _range(name, field, given, config) for field, given in document.items()}
+        document = catalog.read_mapping(file, "Write a field and its range in each line, as in {gamma: [0.9, 0.99]}.")
+        space = {str(field): _range(name, str(field), given, config) for field, given in document.items()}
     else:
         hints = field_types(catalog.config_class(name))
         guesses = {field: _guess(field, value, hints[field]) for field, value in config.items()}
@@ -234,7 +256,8 @@ def _range(name: str, field: str, given: Any, config: Mapping[str, Any]) -> Rang
     if isinstance(given, dict) and {"low", "high"} <= set(given) <= {"low", "high", "log"}:
         low, high = (config_fields.coerce(name, {field: given[end]})[field] for end in ("low", "high"))
         log = bool(given.get("log", False))
-        if low < high and not (log and low <= 0):
+        numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
+        if numbers and low < high and not (log and low <= 0):
             return Range(low, high, log=log, integer=isinstance(low, int))
     raise UserError(f"The range of '{field}' must be a list, or low, high (and log), low below high, not {given!r}.")
 

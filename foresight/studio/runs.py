@@ -64,9 +64,12 @@ class Columns:
                 setattr(self, field.name, getattr(fresh, field.name))
         if stat.st_size == self.offset:
             return
-        with file.open("rb") as stream:
-            stream.seek(self.offset)
-            chunk = stream.read()
+        try:
+            with file.open("rb") as stream:
+                stream.seek(self.offset)
+                chunk = stream.read()
+        except OSError:
+            return
         whole = chunk.rfind(b"\n") + 1  # a row that is being written is left for the next time
         self.offset += whole
         self.drawn = {}
@@ -300,10 +303,11 @@ def decimate(x: np.ndarray, y: np.ndarray, points: int) -> dict[str, list[float]
 
 def _walk(folder: Path, depth: int, marks: Sequence[str] = RUN) -> Iterator[Path]:
     """Folders at most `depth` levels below that hold a file of a name in `marks`; these and runs are not searched."""
-    if any((folder / mark).is_file() for mark in marks):
+    # Not `Path.is_file`, which raises in a folder that may not be searched.
+    if any(os.path.isfile(folder / mark) for mark in marks):
         yield folder
         return
-    if depth == 0 or any((folder / mark).is_file() for mark in RUN):
+    if depth == 0 or any(os.path.isfile(folder / mark) for mark in RUN):
         return
     try:
         inner = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]

@@ -21,7 +21,7 @@ import yaml
 
 import foresight
 from foresight.errors import UserError
-from foresight.runtime import session
+from foresight.runtime import lock, session
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.checkpoints.checkpoint import find as find_checkpoint
 from foresight.runtime.config import resolve
@@ -295,6 +295,26 @@ def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> Non
     again = foresight.resume(kept / f"step-{oldest:09d}", show=False)
     assert rows(again)[-1] == rows(adder(tmp_path / "c", steps=40))[-1]
     assert any(path.name.startswith("aside-") for path in kept.iterdir())
+
+
+def test_a_resume_continues_from_what_another_process_saves_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = adder(tmp_path / "a", steps=4)
+    longer = tmp_path / "b"
+    shutil.copytree(run.path, longer)
+    foresight.resume(longer, steps=6, show=False)
+    held = lock.held
+
+    def wait(path: Path) -> Any:
+        """The other process ends just before the lock is free."""
+        shutil.copytree(longer / "checkpoints", path / "checkpoints", dirs_exist_ok=True)
+        return held(path)
+
+    monkeypatch.setattr(lock, "held", wait)
+    assert foresight.resume(run.path, steps=8, show=False).summary["steps"] == 8
+    names = [path.name for path in (run.path / "checkpoints").iterdir()]
+    assert "step-000000006" in names and not any(name.startswith("aside-") for name in names)
 
 
 def test_a_resumed_run_keeps_as_many_checkpoints_as_before(tmp_path: Path) -> None:

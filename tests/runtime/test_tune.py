@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from foresight.errors import UserError
-from foresight.runtime import run
+from foresight.errors import BusyError, UserError
+from foresight.runtime import lock, run
 from foresight.runtime.config import config_fields
 
 optuna = pytest.importorskip("optuna")
@@ -128,6 +129,40 @@ def test_a_search_in_which_every_trial_fails_reports_why(tmp_path: Path, trained
         _tune(tmp_path, file, 1)
 
 
+def test_one_process_searches_in_a_directory(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    _tune(tmp_path, ranges, 1)
+    with lock.held(tmp_path / "search"), pytest.raises(BusyError, match="another process"):
+        _tune(tmp_path, ranges, 2)
+    assert len(trained) == 1 and _tune(tmp_path, ranges, 2).trials == 2
+
+
+def test_a_directory_holds_one_search(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    _tune(tmp_path, ranges, 1)
+    with pytest.raises(UserError) as caught:
+        tune.tune("ppo", env="Acrobot-v1", trials=2, out=tmp_path / "search", ranges=ranges)
+    assert str(caught.value) == (
+        f"{tmp_path / 'search'} holds the search tune-ppo-CartPole-v1, and this one is tune-ppo-Acrobot-v1. "
+        "Choose another --out."
+    )
+    assert len(trained) == 1
+
+
+def test_a_search_that_is_stopped_tells_how_to_continue_it(
+    tmp_path: Path, ranges: Path, trained: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foresight.runtime.session import Interrupted
+
+    def stopped(name: str, *, out: Path, **given: Any) -> Any:
+        raise Interrupted(out, 100, "env steps", signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as caught:
+        patch.setattr(run, "train", stopped)
+        _tune(tmp_path, ranges, 2)
+    assert "Continue the search with the same command." in str(caught.value) and "resume" not in str(caught.value)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert _tune(tmp_path, ranges, 2).trials == 2 and len(trained) == 1
+
+
 def test_ranges_from_the_fields_themselves() -> None:
     config = {**config_fields.fields("impala", {}), "learning_rate": 1e-3}
     guessed = {name: tune._guess(name, value, type(value)) for name, value in config.items()}
@@ -153,6 +188,14 @@ MISTAKES = [
     ({}, "learning_rate: {low: 0, high: 0.1, log: true}", "range of 'learning_rate'"),
     ({}, "gamma: [high]", "must be float"),
     ({}, "{}", "has no default ranges"),
+    ({}, "gamma: {low: 0.9", r"ranges\.yaml cannot be read: .*Write a field and its range"),
+    ({}, "- gamma", "cannot be read: it holds a list, not names and values"),
+    ({}, "gamma: [caf\udce9]", "cannot be read: 'utf-8' codec"),
+    ({}, "1: [0.9]", "Unknown field of ppo '1'"),
+    ({}, "gamma: {low: null, high: 0.9}", "must be float, not None"),
+    ({}, "clip_value: {low: null, high: 0.9}", "range of 'clip_value' must be"),
+    ({}, "gamma: {low: 0.9, high: .inf}", "range of 'gamma' must be"),
+    ({}, "hidden: {low: [8], high: [16]}", "range of 'hidden' must be"),
 ]
 
 
@@ -161,6 +204,6 @@ def test_mistakes_are_reported_with_what_to_do(
     tmp_path: Path, options: dict[str, Any], text: str, message: str
 ) -> None:
     file = tmp_path / "ranges.yaml"
-    file.write_text(text)
-    with pytest.raises(UserError, match=message):
+    file.write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError, match=f"(?s){message}"):
         _tune(tmp_path, file, **{"trials": 1, **options})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -189,3 +190,28 @@ def test_settings_that_differ(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match="nowhere"):
         Library(["nowhere"])
+
+
+def test_what_may_not_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the refusals of the system are played."""
+    open_run = make(tmp_path / "open", rows(3))
+    locked = make(tmp_path / "locked", rows(3))
+    secret = make(tmp_path / "secret", rows(3)) / log.METRICS
+    look, read = os.stat, Path.open
+
+    def stat(path, *args, **options):
+        if str(path).startswith(f"{locked}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, *args, **options)
+
+    def opened(path, *args, **options):
+        if path == secret:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(Path, "open", opened)
+    library = Library([tmp_path])
+    assert set(library.stamps()) == {identity(open_run), identity(secret.parent)}
+    assert library.folders_with("policy.json") == []
+    assert library.detail(identity(open_run))["rows"] == 3 and library.detail(identity(secret.parent))["rows"] == 0

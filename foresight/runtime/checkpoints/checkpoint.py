@@ -62,8 +62,9 @@ def save(
         except OSError as error:
             if error.errno != errno.ENOSPC or len(all_steps(folder)) < 2:
                 raise
+            shutil.rmtree(draft, ignore_errors=True)  # it is not there if the disk had no room for the folder itself
             rotate(folder, 1)  # free space: the newest state matters more than old ones
-            shutil.rmtree(draft)
+            chunks.sweep(folder)
             _write(draft, state, step, extra or {})
         if path.exists():
             path.rename(folder / f".draft-old-{path.name}")

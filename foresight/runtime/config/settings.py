@@ -137,13 +137,11 @@ class Settings:
     @classmethod
     def read(cls, path: Path) -> Settings:
         """The settings of a run directory. Raises UserError if `path` is not one."""
-        import yaml
-
         file = Path(path) / "config.yaml"
         if not file.is_file():
             raise UserError(f"{path} is not a run directory: it has no config.yaml. Make a run with: foresight train")
         try:
-            document = legacy.document(yaml.safe_load(file.read_text(encoding="utf-8")))
+            document = legacy.document(catalog.read_mapping(file))
             return cls(
                 algorithm=document["algorithm"],
                 kind=document["kind"],
@@ -162,7 +160,9 @@ class Settings:
                 checkpoint_every=document.get("checkpoint_every"),
                 paths=dict(document.get("paths") or {}),
             ).relocated(Path(path))
-        except (yaml.YAMLError, KeyError, TypeError) as error:
+        except UserError:  # is a ValueError too
+            raise
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise UserError(f"{file} cannot be read: {error}. It was edited or is incomplete.") from error
 
 

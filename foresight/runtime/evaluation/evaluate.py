@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Environment = Env | MDP | TextTask | Game
 
 EVALUATION_SEED = 10_000_019  # the first seed of evaluation, far from the seeds of training
+RESERVED = 1_000_000  # seeds from that one on, which training never uses: enough for evaluations of all runs' seeds
 LOWER_IS_BETTER = ("error", "per character", "per token")  # the ends of such metrics' names
 
 
@@ -80,6 +81,16 @@ class Evaluation:
 def lower_is_better(metric: str) -> bool:
     """Whether a lower metric is better, as for errors and bits per character."""
     return metric.endswith(LOWER_IS_BETTER)
+
+
+def training_seed(seed: int, count: int) -> int:
+    """The seed to reset `count` environments with in training: `seed`, or one far above where evaluation has it.
+
+    Environment i is reset with `seed` + i. The steps of a resumed run are added to its seed, and so is a million for
+    each process of `torchrun`: ten millions of either come to the seeds of evaluation.
+    """
+    free = seed + count <= EVALUATION_SEED or seed >= EVALUATION_SEED + RESERVED
+    return seed if free else seed + 1_000_000_000
 
 
 def evaluate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from foresight.errors import UserError, unknown
 
 METRICS = "metrics.jsonl"
 SAMPLES = "media/samples.jsonl"
+WANDB_ID = "wandb-id"  # the file in a run directory with the id of the run at wandb
 SERVICES = {name: f"pip install 'foresight[{name}]'" for name in ("wandb", "trackio")}
 
 
@@ -24,7 +26,8 @@ class Log:
     `{"step", "seconds", **metrics}`, one line each, and flushed at once: killing the process loses none of them.
     Floats are written in full, so that they are read back bit by bit.
 
-    Raises `UserError` if a service is unknown or not installed, or the directory cannot be written.
+    Raises `UserError` if a service is unknown, not installed or cannot begin (no API key), or the directory cannot be
+    written.
     """
 
     def __init__(
@@ -163,8 +166,25 @@ def _service(name: str, directory: Path, config: dict[str, Any]) -> Any:
         module: Any = __import__(name)
     except ImportError as error:
         raise UserError(f"Logging to {name} needs its package. Install it with: {SERVICES[name]}") from error
-    options = {"dir": str(directory), "id": directory.name, "resume": "allow"} if name == "wandb" else {}
-    return module.init(project="foresight", name=directory.name, config=config, **options)
+    options = {"dir": str(directory), "id": _wandb_id(directory), "resume": "allow"} if name == "wandb" else {}
+    try:
+        return module.init(project="foresight", name=directory.name, config=config, **options)
+    except Exception as error:  # of any class: each service has its own
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise UserError(f"Logging to {name} cannot begin: {reason}. Fix this, or leave out --log {name}.") from error
+
+
+def _wandb_id(directory: Path) -> str:
+    """The id of the run at wandb, the same after a resume. Folders of other runs may have the name of this one."""
+    file = directory / WANDB_ID
+    try:
+        known = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+        if not known:
+            known = secrets.token_hex(8)
+            file.write_text(f"{known}\n", encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    return known
 
 
 def _open(path: Path) -> TextIO:

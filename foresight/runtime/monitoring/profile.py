@@ -21,6 +21,7 @@ from foresight.data.text import TokenBatch
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Feedback
 from foresight.runtime import legacy
+from foresight.runtime.evaluation import evaluate
 
 Item = TypeVar("Item")
 
@@ -34,6 +35,7 @@ RATES = ("completions_per_second", "tokens_per_second")
 class TimedEnv:
     """An `Env` that measures the seconds in its `step`, at a cost of a quarter of a microsecond.
 
+    Every run trains in one, so it also keeps the seeds of evaluation out of training (`evaluate.training_seed`).
     With `episodes` it also stores `(task, return, length)` of every finished episode until `pop_episodes`.
     """
 
@@ -45,7 +47,7 @@ class TimedEnv:
 
     def reset(self, seed: int) -> Tree:
         """Reset all envs; equal seeds give equal episodes. Returns obs `[B, ...]`."""
-        return self.env.reset(seed)
+        return self.env.reset(evaluate.training_seed(seed, self.num_envs))
 
     def step(self, action: Tensor) -> Feedback:
         """Take `action` `[B, ...]` in every env."""

@@ -6,7 +6,6 @@ Source: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Sta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,18 +51,15 @@ class Band:
 def describe(run: str | Path) -> dict[str, Any]:
     """The facts of a run: `config.yaml`, updated by `summary.json` if the run has ended.
 
-    Raises `UserError` if `run` is not a run directory.
+    Raises `UserError` if `run` is not a run directory, or one of these files cannot be read.
     """
     path = Path(run)
     if not (path / log.METRICS).is_file():
         raise UserError(f"'{run}' is not a run directory: it has no {log.METRICS}. Make a run with: foresight train")
     facts: dict[str, Any] = {}
-    if (path / "config.yaml").is_file():
-        import yaml
-
-        facts.update(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")) or {})
-    if (path / "summary.json").is_file():
-        facts.update(json.loads((path / "summary.json").read_text(encoding="utf-8")))
+    for file in (path / "config.yaml", path / "summary.json"):
+        if file.is_file():
+            facts.update(catalog.read_mapping(file))
     return facts
 
 

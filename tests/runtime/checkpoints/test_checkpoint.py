@@ -410,6 +410,29 @@ def test_on_a_full_disk_old_checkpoints_make_room(tmp_path: Path, monkeypatch: p
     assert box.value == 4 and not list(tmp_path.glob(".draft*"))
 
 
+def test_on_a_full_disk_the_rows_of_old_checkpoints_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is too full for a folder until the rows are deleted that only the oldest checkpoint needs."""
+    for step in (1, 2):
+        checkpoint.save(tmp_path, Box(step), step)
+    manifest = tmp_path / "step-000000001" / "manifest.json"
+    old = tmp_path / "replay" / f"{0:064x}.safetensors"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "replay": {old.stem: 4}}))
+    old.parent.mkdir()
+    old.write_bytes(b"rows")
+    write = checkpoint._write
+
+    def disk(folder: Path, *rest: Any) -> None:
+        if old.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+        write(folder, *rest)
+
+    monkeypatch.setattr(checkpoint, "_write", disk)
+    path = checkpoint.save(tmp_path, Box(3), 3)
+    box = Box()
+    checkpoint.restore(path, box)
+    assert box.value == 3 and list(checkpoint.all_steps(tmp_path)) == [2, 3]
+
+
 def test_what_a_kill_left_behind_is_ignored_and_cleared(tmp_path: Path) -> None:
     good = checkpoint.save(tmp_path, Box(1), 1)
     half = tmp_path / ".draft-step-000000002-77"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments
 from foresight.runtime.config import resolve
+from foresight.runtime.config.settings import Settings
 from foresight.training.options import build_config
 from tests.sabotage import sabotaged_by
 
@@ -101,3 +104,27 @@ def test_alphazero_starts_at_the_latest_when_its_replay_is_full() -> None:
     """So a larger `learning_starts` than the run has steps is no mistake there."""
     given = {"learning_starts": 5000, "replay_size": 200, "steps": 300}
     assert resolve.resolve("alphazero", env="tic_tac_toe", given=given).config["learning_starts"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("change", "reported"),
+    [
+        (lambda text: text + b"keep: three\n", "invalid literal for int"),
+        (lambda text: text + b"preset: caf\xe9\n", "'utf-8' codec"),
+        (lambda text: b"- algorithm: dqn\n", "it holds a list, not names and values"),
+        (lambda text: b"algorithm: {dqn\n", "expected ',' or '}'"),
+        (lambda text: text[: text.index(b"config:")] + b"config: text\n", "'str' object"),
+        (lambda text: text.replace(b"env_options: {}", b"env_options: [3]"), "object"),
+        (lambda text: text + b"actors: .inf\n", "cannot convert float infinity"),
+        (lambda text: b"", "'algorithm'"),
+    ],
+)
+def test_an_edited_config_that_cannot_be_read_is_a_sentence(tmp_path: Path, change: Any, reported: str) -> None:
+    text = yaml.safe_dump(resolve.resolve("dqn", env="CartPole-v1").document(), sort_keys=False)
+    file = tmp_path / "config.yaml"
+    file.write_bytes(change(text.encode()))
+    with pytest.raises(UserError) as caught:
+        Settings.read(tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{file} cannot be read: ") and message.endswith(". It was edited or is incomplete.")
+    assert reported in message

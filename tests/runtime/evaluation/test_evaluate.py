@@ -21,7 +21,14 @@ from foresight.envs.base import Feedback, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime.evaluation import returns
-from foresight.runtime.evaluation.evaluate import Evaluation, baseline, evaluate, preserve_generators
+from foresight.runtime.evaluation.evaluate import (
+    EVALUATION_SEED,
+    Evaluation,
+    baseline,
+    evaluate,
+    preserve_generators,
+)
+from foresight.runtime.monitoring.profile import TimedEnv
 from tests.algorithms.policy.small_envs import hidden_choice
 from tests.sabotage import sabotaged_by
 
@@ -90,6 +97,22 @@ def control(**extra: Any) -> tuple[Any, State]:
         return torch.zeros(len(obs), dtype=torch.int64), {}, carry
 
     return SimpleNamespace(**{"KIND": "control", "act": act, **extra}), State(torch.Generator())
+
+
+@sabotaged_by("foresight.runtime.evaluation.evaluate.training_seed", lambda f: lambda seed, count: seed)
+@pytest.mark.parametrize("first", [-31, 0, 15, 999_999])
+def test_training_never_has_the_seeds_of_evaluation(first: int) -> None:
+    env = Scripted([[9]] * 32)
+    TimedEnv(env).reset(EVALUATION_SEED + first)
+    (seed,) = env.seeds
+    assert set(range(seed, seed + 32)).isdisjoint(range(EVALUATION_SEED, EVALUATION_SEED + 1_000_000))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 1_000_003, EVALUATION_SEED - 32, EVALUATION_SEED + 1_000_000])
+def test_other_seeds_of_training_stay_what_they_are(seed: int) -> None:
+    env = Scripted([[9]] * 32)
+    TimedEnv(env).reset(seed)
+    assert env.seeds == [seed]
 
 
 LENGTHS = [[1, 9, 9], [9, 1, 1], [1, 1, 5], [7, 1, 1]]

@@ -5,7 +5,9 @@ import math
 import os
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +113,37 @@ def test_a_service_gets_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with Log(tmp_path, services=("wandb",), config={"gamma": 0.9}, tensorboard=False) as log:
         log.row(5, 0.5, {"return": 1.0, "samples": []})
     assert logged == [{"gamma": 0.9}, (5, {"return": 1.0, "seconds": 0.5}), "end"]
+
+
+def _wandb(monkeypatch: pytest.MonkeyPatch, init: Callable[..., object]) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+
+
+def test_runs_of_one_folder_name_are_apart_at_wandb_and_a_resumed_one_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[str, str]] = []
+
+    def init(**options: Any) -> object:
+        begun.append((options["id"], options["name"]))
+        assert options["resume"] == "allow"
+        return types.SimpleNamespace(finish=lambda: None)
+
+    _wandb(monkeypatch, init)
+    for folder in ("one/PPO: 50%", "other/PPO: 50%", "one/PPO: 50%"):
+        Log(tmp_path / folder, services=("wandb",), tensorboard=False).close()
+    first, other, resumed = (run for run, _ in begun)
+    assert first == resumed != other
+    assert {name for _, name in begun} == {"PPO: 50%"} and all(run.isalnum() for run, _ in begun)
+
+
+def test_a_service_that_cannot_begin_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> object:
+        raise RuntimeError("No API key configured. Use `wandb login` to log in.")
+
+    _wandb(monkeypatch, init)
+    with pytest.raises(UserError, match=r"to wandb cannot begin: No API key.*wandb login.*leave out --log wandb\.$"):
+        Log(tmp_path, services=("wandb",), tensorboard=False)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

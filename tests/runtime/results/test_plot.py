@@ -107,3 +107,19 @@ def test_mistakes_are_sentences(tmp_path: Path) -> None:
         plot.draw([path], tmp_path / "x.jpeg2")
     with pytest.raises(UserError, match="at least one"):
         plot.draw([], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("config.yaml", b"- 3\n"),
+        ("config.yaml", b"env: caf\xe9\n"),
+        ("config.yaml", b"{"),
+        ("summary.json", b'{"steps": '),
+    ],
+)
+def test_a_damaged_file_is_a_sentence(tmp_path: Path, name: str, data: bytes) -> None:
+    path = run(tmp_path / "a", [1.0, 2.0])
+    (path / name).write_bytes(data)
+    with pytest.raises(UserError, match=rf"(?s)a/{name} cannot be read: .* It was edited or is incomplete\.$"):
+        plot.bands([path])
