@@ -73,8 +73,8 @@ def export(
     The default is `policy.pt` or `policy.onnx` in the run, or the folder `merged`, `adapter` or `gguf`, with a file for
     each of `quantize`: "f16", "bf16", "q8_0" or "q4_0"; those of an earlier export are removed. A TorchScript file
     contains a description of its inputs and outputs, `policy.json`; an ONNX file names them. Raises UserError for an
-    unknown format or one that the run does not support, such as a policy that plans with random candidates, and if
-    packages are missing.
+    unknown format or one that the run does not support, such as a policy that plans with random candidates or acts on
+    the rewards of its episode, and if packages are missing.
     """
     if kind not in FORMATS:
         raise errors.unknown("format", kind, FORMATS)
@@ -86,6 +86,12 @@ def export(
     try:
         if kind not in kinds.get(agent.settings.kind).exports:
             raise UserError(f"{path} is a run on '{agent.settings.env}', whose policy cannot be exported as {kind}.")
+        if hasattr(agent.module, "rewarded") and not agent.settings.config.get("constant_return"):
+            raise UserError(
+                f"{path} is a run of {agent.settings.algorithm}, which acts on the rewards of its episode, and a file "
+                "gets none. Act with it in Python, with agent.reward(...) after each step: "
+                f"agent = foresight.load({str(path)!r})"
+            )
         file = Path(out) if out is not None else Path(path) / f"policy{SUFFIXES[kind]}"
         policy, inputs, names = prepare(agent)
         if not write(policy, inputs, names, file, kind):
@@ -232,15 +238,21 @@ def write(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[st
 
 
 def _traced(policy: Exported, inputs: tuple[Tensor, ...]) -> Any:
-    """The trace of `policy`, or None where it does not act as the policy in three envs instead of two, and later."""
+    """The trace of `policy`, or None where it does not act as the policy in three envs instead of two, and later.
+
+    It must do so from an empty memory too: a chunk of actions may be predicted there alone.
+    """
     try:
         traced = torch.jit.trace(policy, inputs, check_trace=False)
         now = tuple(torch.cat([x, x[:1]]) for x in inputs)
-        for _ in range(2):
-            expected, found = policy(*now), traced(*now)
-            if not all(torch.allclose(a, b, 1e-4, 1e-5) for a, b in zip(expected, found, strict=True)):
-                return None
-            now = (*now[: len(now) - len(expected) + 1], *expected[1:])
+        seen = len(now) - len(traced(*now)) + 1  # leaves of the observation
+        obs, carry = now[:seen], now[seen:]
+        for held in (carry, tuple(map(torch.zeros_like, carry))):
+            for _ in range(2):
+                expected, found = policy(*obs, *held), traced(*obs, *held)
+                if not all(torch.allclose(a, b, 1e-4, 1e-5) for a, b in zip(expected, found, strict=True)):
+                    return None
+                held = expected[1:]
     except (RuntimeError, IndexError):
         return None
     return traced

@@ -123,6 +123,7 @@ class Session:
                 if self.kind.files:
                     paths.copy_inputs(self.settings.paths, self.settings.config, self.path)
                 self.log = log.Log(self.path, self.services, self.settings.document())
+                (self.path / "summary.json").unlink(missing_ok=True)  # of an end that this process goes beyond
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.header(self.settings.note)
                 for note in self.kind.notes(self.settings, self.config, env):

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces as gs
 from gymnasium.vector.utils import batch_space
 
+from foresight.algorithms.imitation import act as chunks
 from foresight.algorithms.policy import ppo
 from foresight.algorithms.world import dreamer
 from foresight.envs.base import Spaces
@@ -120,6 +121,25 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(UserError, match="a file cannot hold its policy"):
             exporting.export(path)
     assert not (path / "policy.pt").exists()
+
+
+@pytest.mark.parametrize("kind", ["torchscript", "onnx"])
+def test_chunks_that_are_predicted_at_some_steps_alone_are_refused(kind: str, tmp_path: Path):
+    config = chunks.Config(
+        data=("d",), chunk=4, action_steps=4, ensemble=None, dim=8, heads=2, hidden=16, posterior_layers=1,
+        encoder_layers=1, latent=2,
+    )  # fmt: skip
+    state, obs = chunks.build(config, Spaces(gs.Box(-1, 1, (3,)), gs.Box(-1, 1, (2,)))), torch.randn(2, 3)
+    _, _, held = chunks.act(state, obs)
+    policy = exporting.Exported(chunks, state, obs, held).eval()
+    assert not exporting.write(policy, (obs, *exporting.leaves(held)), {}, tmp_path / "policy", kind)
+    assert not (tmp_path / "policy").exists()
+
+
+def test_what_acts_on_rewards_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"decision_transformer, which acts on the rewards .* with agent\.reward"):
+        exporting.export("decision_transformer/CartPole-v1", out=tmp_path / "policy.pt")
+    assert not (tmp_path / "policy.pt").exists()
 
 
 def test_mistakes_are_named(tmp_path: Path):

@@ -217,6 +217,25 @@ def test_a_process_that_is_stopped_in_a_long_evaluation_has_saved_before(
     assert rows(foresight.resume(tmp_path / "a", show=False)) == rows(adder(tmp_path / "b", evaluate_every=5))
 
 
+def test_a_run_that_is_continued_has_no_summary_until_it_has_ended_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    run = adder(tmp_path / "a", steps=3)
+    with pytest.raises(UserError, match="Unknown log service"):
+        foresight.resume(run.path, steps=6, show=False, log=("tensorbord",))
+    assert run.summary["steps"] == 3
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="checkpoint at 6 updates is saved"):
+        patch.setattr(evaluate, "evaluate", stopped)
+        foresight.resume(run.path, steps=6, show=False)
+    assert not run.summary and run.evaluation is None
+    assert foresight.resume(run.path, show=False).summary["steps"] == 6
+    with pytest.raises(UserError, match="has reached its 6 updates"):
+        foresight.resume(run.path, show=False)
+
+
 def test_a_second_ctrl_c_stops_at_once() -> None:
     reported: list[str] = []
     with Interruption(reported.append) as interruption:

@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gs
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from numpy.typing import NDArray
 
 from foresight import errors
@@ -68,9 +67,8 @@ def make(request: engines.Request, spec: EnvSpec | None, frame_stack: int | None
     if engine == "ale":
         venv, mode = _ale(options, request.num_envs), vector.SAME_STEP
     else:
-        kind: Any = AsyncVectorEnv if engine == "async" else SyncVectorEnv
         single, mode = functools.partial(Preprocessed, options, request.render), request.autoreset
-        venv = kind([single] * request.num_envs, autoreset_mode=engines.AUTORESET[mode])
+        venv = engines.batched(single, request, engine)
     return engines.gymnasium_vector(request.name, Lives(venv, options.episodic_life), mode, fresh=True)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import os
+import signal
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -96,11 +98,39 @@ def gymnasium_env(request: Request, engine: str) -> Env:
         mode = vector.gymnasium_autoreset(venv)
     else:
         single = functools.partial(_single, request)
-        kind: Any = AsyncVectorEnv if engine == "async" else SyncVectorEnv
-        mode = request.autoreset
-        makers = [single] * request.num_envs
-        venv = user_errors(request, lambda: kind(makers, autoreset_mode=AUTORESET[mode]))
+        venv, mode = user_errors(request, lambda: batched(single, request, engine)), request.autoreset
     return gymnasium_vector(request.name, venv, mode, fresh=engine != "vector")
+
+
+def batched(single: Callable[[], gymnasium.Env[Any, Any]], request: Request, engine: str) -> VectorEnv:
+    """The environments that `single` makes: in this process, or each in one of its own (`async`)."""
+    mode = AUTORESET[request.autoreset]
+    if engine == "async":
+        makers = [functools.partial(_in_process, single, os.getpid())] * request.num_envs
+        return Processes(makers, autoreset_mode=mode)
+    return SyncVectorEnv([single] * request.num_envs, autoreset_mode=mode)
+
+
+def _in_process(single: Callable[[], gymnasium.Env[Any, Any]], parent: int) -> gymnasium.Env[Any, Any]:
+    """The environment of `single`. Its process leaves Ctrl-C to the `parent`, which ends it when it has saved."""
+    if os.getpid() != parent:  # Gymnasium makes one there too, for its spaces
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork inherits the handler of `runtime.triggers`
+    return single()
+
+
+class Processes(AsyncVectorEnv):
+    """Environments in processes, which can be closed after one of them was killed."""
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the processes: at once if an answer is due, which may never come."""
+        idle = type(self._state).DEFAULT  # not imported: Python may be exiting
+        terminate = terminate or self._state != idle
+        self._state = idle  # otherwise Gymnasium waits for the answer
+        try:
+            super().close_extras(timeout, terminate)
+        except (EOFError, OSError):  # one of them has ended already
+            super().close_extras(terminate=True)
 
 
 def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
@@ -115,7 +145,7 @@ def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
         return engine.reset(options={"reset_mask": chosen})[0]
 
     spaces = Spaces(venv.single_observation_space, venv.single_action_space)
-    return vector.Vector(name, start, spaces, venv.num_envs, mode, reset_rows, fresh, _draw)
+    return vector.Vector(name, start, spaces, venv.num_envs, mode, reset_rows, fresh, _draw, built=venv)
 
 
 def _single(request: Request) -> gymnasium.Env[Any, Any]:

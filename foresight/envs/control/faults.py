@@ -25,7 +25,7 @@ def failed_env(error: Exception) -> tuple[int | None, str]:
             if what is not None:
                 return env, what
     resetting = any(frame.f_code.co_name == "reset" for frame in frames)
-    what = f"its {'reset' if resetting else 'step'} raised {type(error).__name__}: {error}".rstrip(". ")
+    what = f"its {'reset' if resetting else 'step'} raised {type(error).__name__}: {error}".rstrip(".: ")
     numbers = [frame.f_locals.get(name) for frame in loops for name in ("index", "i")]
     return next((number for number in numbers if isinstance(number, int)), None), what
 

@@ -45,6 +45,7 @@ class Vector:
 
     `limit` truncates an episode here after this many actions, for `partial` engines that may not do it themselves.
     `fresh`: the engine returns new memory at every step; otherwise it is copied here.
+    `built`: the engine that `start` returns, if it exists already: it is closed also where there was no reset.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Vector:
         fresh: bool = False,
         render: Callable[[Engine], Frame | None] | None = None,
         limit: int | None = None,
+        built: Engine | None = None,
     ) -> None:
         self.name, self.num_envs = name, num_envs
         self.spaces = Spaces(observation_space(spaces.obs, name), action_space(spaces.action, name))
@@ -67,6 +69,7 @@ class Vector:
         self._convert = _action_converter(spaces.action)
         self._action_shape = (num_envs, *(self.spaces.action.shape or ()))
         self._engine: Engine | None = None
+        self._built = built
         self._resetting = np.zeros(num_envs, dtype=bool)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, dtype=np.int64)
@@ -141,9 +144,10 @@ class Vector:
 
     def close(self) -> None:
         """Free what the engine holds."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        engine = self._built if self._engine is None else self._engine
+        self._engine = self._built = None
+        if engine is not None:
+            engine.close()
 
     def _require_numbers(self, obs: Arrays) -> None:
         if (found := faults.nonfinite_env(obs, None)) is not None:

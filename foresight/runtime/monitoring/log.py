@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -60,9 +61,12 @@ class Log:
             self.samples(step, metrics["samples"])
         scalars = {k: float(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         if self._use_tensorboard:
-            if self._tensorboard is None:
-                self._tensorboard = _TensorBoard(self.directory / "tensorboard", self._purge)
-            self._tensorboard.row(step, scalars)
+            try:
+                if self._tensorboard is None:
+                    self._tensorboard = _TensorBoard(self.directory / "tensorboard", self._purge)
+                self._tensorboard.row(step, scalars)
+            except OSError as error:
+                raise _unwritable(self.directory, error) from error
         for board in self._boards:
             board.log({**scalars, "seconds": seconds}, step=step)
 
@@ -86,17 +90,13 @@ class Log:
             except OSError as error:
                 raise _unwritable(self.directory, error) from error
         self._purge = step + 1
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
+        self._close_tensorboard()
 
     def close(self) -> None:
         """Flush and close everything; closing twice is allowed."""
         for name in (METRICS, SAMPLES):
             self._close_file(name)
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
+        self._close_tensorboard()
         for board in self._boards:
             board.finish()
         self._boards = []
@@ -123,11 +123,18 @@ class Log:
     def _close_file(self, name: str) -> None:
         file = self._metrics if name == METRICS else self._samples
         if file is not None:
-            file.close()
+            with contextlib.suppress(OSError):  # it flushes again what a full disk has refused, which is known
+                file.close()
         if name == METRICS:
             self._metrics = None
         else:
             self._samples = None
+
+    def _close_tensorboard(self) -> None:
+        if self._tensorboard is not None:
+            with contextlib.suppress(OSError):  # as for the files
+                self._tensorboard.close()
+            self._tensorboard = None
 
 
 def read(directory: str | Path, name: str = METRICS) -> list[dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
 from typing import Any
 
 import gymnasium
@@ -17,6 +20,7 @@ from foresight.algorithms.value import dqn, rainbow
 from foresight.envs.base import EnvError, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
+from foresight.runtime.triggers import Interruption
 from foresight.training.options import build_config, field_types
 from tests.sabotage import sabotaged_by
 
@@ -51,6 +55,8 @@ class Broken(gymnasium.Env):  # type: ignore[type-arg]
     def wrong(self) -> Any:
         if self.now() and self.how == "raise":
             raise RuntimeError("the motor burned")
+        if self.now() and self.how == "exit":
+            os._exit(1)
         wrong: dict[str, Any] = {
             "nan": np.array([np.nan, 0], np.float32), "shape": np.zeros(3, np.float32),
             "dtype": np.array(["a", "b"]), "complex": np.zeros(2, np.complex64),
@@ -123,6 +129,66 @@ def test_a_reset_that_fails_is_found(how: str, parts: bool, when: int) -> None:
 @pytest.mark.parametrize("how", ["raise", "nan"])
 def test_a_first_reset_in_another_process_too(how: str) -> None:
     _says(how, at=0, when=1, engine="async")
+
+
+@pytest.mark.parametrize("who", [10, 12], ids=["first", "later"])
+@pytest.mark.parametrize("at", [0, 3], ids=["reset", "step"])
+def test_processes_are_closed_after_one_of_them_was_killed(who: int, at: int) -> None:
+    env = make("Broken-v0", num_envs=4, engine="async", how="exit", when=1, at=at, who=who)
+    processes = env._built.processes
+    with pytest.raises(EnvError, match=r"Environment 'Broken-v0'.* raised EOFError\.$"):
+        _run(env)
+    _closes(env)
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_processes_are_closed_after_one_of_them_was_killed_between_two_steps() -> None:
+    env = make("Broken-v0", num_envs=4, engine="async", how="none")
+    env.reset(10)
+    env._engine.processes[0].kill()
+    env._engine.processes[0].join()
+    _closes(env)
+
+
+@pytest.mark.parametrize("engine", ["gymnasium", "async"])
+def test_what_was_built_is_closed_without_a_reset(engine: str) -> None:
+    env = make("Broken-v0", num_envs=2, engine=engine, how="none")
+    built = env._built
+    env.close()
+    assert built.closed
+
+
+def test_processes_leave_the_signals_of_the_user_to_their_parent() -> None:
+    reported: list[str] = []
+    with Interruption(reported.append):
+        env = make("Broken-v0", num_envs=2, engine="async", how="none")
+        env.reset(10)
+        for process in env._engine.processes * 2:
+            os.kill(process.pid, signal.SIGINT)
+        assert env.step(torch.zeros(2, dtype=torch.int64)).reward.tolist() == [1, 1]
+        last = env._engine.processes[-1]
+        last.terminate()  # as closing does
+        last.join(10)
+        assert last.exitcode == -signal.SIGTERM
+        _closes(env)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert len(reported) == 1
+
+
+def _closes(env: Any) -> None:
+    """Close it in a thread, so that a close that never ends fails the test."""
+    failed: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            env.close()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive() and not failed, failed
 
 
 def _says(how: str, more: str = "", at: int = 3, **options: Any) -> None:

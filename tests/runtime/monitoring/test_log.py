@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from foresight.errors import UserError
+from foresight.runtime.monitoring import log as logging
 from foresight.runtime.monitoring.log import METRICS, SAMPLES, Log, read
 
 
@@ -149,8 +151,18 @@ def test_a_service_that_cannot_begin_is_a_sentence(tmp_path: Path, monkeypatch: 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / METRICS).symlink_to("/dev/full")
-    log = Log(tmp_path, tensorboard=False)
-    with pytest.raises(UserError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"), Log(tmp_path, tensorboard=False) as log:
+        log.row(1, 0.0, {"x": 1.0})
+
+
+def test_a_disk_that_fills_up_with_tensorboards_events_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(logging, "_TensorBoard", lambda *_: types.SimpleNamespace(row=full, close=full))
+    with pytest.raises(UserError, match="No space left"), Log(tmp_path) as log:
         log.row(1, 0.0, {"x": 1.0})
 
 
