@@ -112,10 +112,13 @@ def batched(single: Callable[[], gymnasium.Env[Any, Any]], request: Request, eng
 
 
 def _in_process(single: Callable[[], gymnasium.Env[Any, Any]], parent: int) -> gymnasium.Env[Any, Any]:
-    """The environment of `single`. Its process leaves Ctrl-C to the `parent`, which ends it when it has saved."""
+    """The environment of `single`. Its process leaves signals to the `parent`, which ends it when it has saved.
+
+    A scheduler sends SIGTERM to both.
+    """
     if os.getpid() != parent:  # Gymnasium makes one there too, for its spaces
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork inherits the handler of `runtime.triggers`
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return single()
 
 
@@ -128,9 +131,14 @@ class Processes(AsyncVectorEnv):
         terminate = terminate or self._state != idle
         self._state = idle  # otherwise Gymnasium waits for the answer
         try:
-            super().close_extras(timeout, terminate)
+            self._end(timeout, terminate)
         except (EOFError, OSError):  # one of them has ended already
-            super().close_extras(terminate=True)
+            self._end(timeout, True)
+
+    def _end(self, timeout: float | None, terminate: bool) -> None:
+        for process in self.processes if terminate else ():
+            process.kill()  # they ignore SIGTERM
+        super().close_extras(timeout, terminate)
 
 
 def gymnasium_vector(name: str, venv: Any, mode: str, fresh: bool) -> Env:
