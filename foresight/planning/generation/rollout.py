@@ -80,9 +80,9 @@ class Sampler(AnswerState, Protocol):
 
 @runtime_checkable
 class CountingSampler(Sampler, Protocol):
-    """A `Sampler` that counts the right and wrong completions of every training example, `[N, 2]`; None: not yet."""
+    """A `Sampler` that counts the right and wrong completions of every training example; None: not yet."""
 
-    counts: Tensor | None
+    counts: curriculum.Counts | None
 
 
 class FilteringSampler(Sampler, Protocol):
@@ -333,11 +333,10 @@ def sample(state: Sampler, task: TextTask) -> TextRollout:
     if task.curriculum < 1:
         raise UserError("A curriculum and prompt_sampling learnability both choose the prompts: leave one of them out.")
     _require_prompts(task, state.config.prompts)
-    if state.counts is None or len(state.counts) != len(task.train):  # or the data was edited before a resume
-        state.counts = torch.zeros(len(task.train), 2)
-    chosen = curriculum.by_learnability(state.counts, state.config.prompts, state.generator)
+    state.counts = curriculum.counts_of(task, state.counts)
+    chosen = curriculum.by_learnability(state.counts.table, state.config.prompts, state.generator)
     rollout = sample_groups(state.policy, task, *_arguments(state), [task.train[i] for i in chosen])
-    curriculum.count_(state.counts, chosen, rollout.rewards)
+    curriculum.count_(state.counts.table, chosen, rollout.rewards)
     return rollout
 
 
