@@ -57,16 +57,17 @@ def all_gather(value: Value) -> list[Value]:
     return values
 
 
-def shard(module: Any) -> None:
+def shard(module: Any, layers: Iterable[nn.Module]) -> None:
     """Keep a shard of every weight of a transformers model in this process; make the optimizer after this.
 
-    Every layer is a unit that is gathered and freed again; embeddings, the last norm and the head are another one.
+    Every one of its `layers` is a unit that is gathered and freed again; embeddings, the last norm and the head are
+    another one. A layer inside another one comes before it.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(_device().type, (processes(),))
-    for layer in getattr(module, module.base_model_prefix).layers:
+    for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     # A pass starts with the embeddings, not with the forward of the whole model: the root is gathered there.

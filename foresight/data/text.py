@@ -90,6 +90,10 @@ class TokenBatch:
         """
         return (~self.mask).byte().argsort(dim=-1, stable=True)
 
+    def last(self) -> Tensor:
+        """`[P, G]`: the place of a row's last sampled token; a message of an environment may stand after it."""
+        return (self.mask * torch.arange(self.completion.shape[-1], device=self.mask.device)).amax(-1)
+
     def longest_turn(self) -> Tensor:
         """`[P, G]`: sampled tokens of the longest turn of a conversation; of any other completion, its length."""
         count = self.mask.long().cumsum(-1)

@@ -93,7 +93,20 @@ def _prepare(model: LanguageModel, config: Seeded) -> None:
     if tuning.gradient_checkpointing:
         checkpointing.recompute(model.module)
     if distributed.processes() > 1:
-        distributed.shard(model.module)
+        shard(model)
+
+
+def shard(model: LanguageModel) -> None:
+    """Keep a shard of every weight in this process (`distributed.shard`). Raises UserError for a model without layers.
+
+    Make the optimizer after this.
+    """
+    layers = checkpointing.layers(model.module)
+    if not layers:
+        raise errors.UserError(
+            f"{type(model.module).__name__} has no layers that can be sharded: run without torchrun."
+        )
+    distributed.shard(model.module, layers)
 
 
 def _count(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -142,7 +155,7 @@ def frozen(policy: LanguageModel) -> LanguageModel:
         )
         if lora.has(copied.module):
             copied = lora.base(copied)
-        distributed.shard(copied.requires_grad_(False).module)
+        shard(copied.requires_grad_(False))
         return copied
     return lora.base(policy) if lora.has(policy.module) else copy.deepcopy(policy).requires_grad_(False)
 

@@ -35,6 +35,13 @@ def test_the_longest_turn_is_that_of_the_models_own_tokens():
     assert dataclasses.replace(batch, own=own).longest_turn().tolist() == [[2, 3]]
 
 
+def test_the_last_sampled_token_may_stand_before_a_message():
+    batch = _batch(torch.ones(1, 2, 4, dtype=torch.int64), torch.tensor([[4, 2]]))
+    assert batch.last().tolist() == [[3, 1]]
+    own = torch.tensor([[[True, False, True, False], [True, False, True, True]]])
+    assert dataclasses.replace(batch, own=own).last().tolist() == [[2, 0]]
+
+
 def test_common_prefix_leaves_every_row_a_token_of_its_own():
     assert text.common_prefix([[1, 2, 3], [1, 2, 4]]) == 2
     assert text.common_prefix([[1, 2], [1, 2]]) == 1

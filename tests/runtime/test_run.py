@@ -27,6 +27,7 @@ from foresight.runtime.checkpoints.checkpoint import find as find_checkpoint
 from foresight.runtime.config import resolve
 from foresight.runtime.evaluation import evaluate
 from foresight.runtime.monitoring import log, profile
+from foresight.runtime.monitoring.finite import bad_metric
 from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
 from foresight.runtime.triggers import Every, Interruption
@@ -271,6 +272,22 @@ def test_a_weight_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"at 9 updates: the weights of 'network.0.weight'.*good checkpoint is at 8"):
         adder(tmp_path / "a", rot=9, checkpoint_every=0)
     assert max(checkpoint.all_steps(tmp_path / "a" / "checkpoints")) == 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["loss", "value_loss", "reward_loss", "loss_after", "grad_norm", "critic_grad_norm", "entropy", "cross_entropy",
+     "kl", "approx_kl", "kl_sequence"],
+)  # fmt: skip
+def test_a_loss_that_is_not_finite_is_named(name: str) -> None:
+    assert bad_metric({"reward": math.nan, name: math.nan}) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["grade", "reward_grade_style", "reward_loss_of_words", "outcome/kl", "gradient_steps"]
+)
+def test_a_part_that_does_not_apply_ends_no_run(name: str) -> None:
+    assert bad_metric({name: math.nan}) is None
 
 
 def test_an_out_that_holds_a_run_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text.curriculum import check_sampling
+from foresight.envs.text.curriculum import Counts, check_sampling
 from foresight.envs.text.task import TextTask
 from foresight.nets.language.model import LanguageModel
 from foresight.ops.advantage import group_scaled
@@ -84,7 +84,7 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     step: int = 0
-    counts: Tensor | None = None  # right and wrong completions of each training example, for `learnability`
+    counts: Counts | None = None  # right and wrong completions of each training example, for `learnability`
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text.curriculum import check_sampling
+from foresight.envs.text.curriculum import Counts, check_sampling
 from foresight.envs.text.task import TextTask
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
@@ -99,7 +99,7 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     step: int = 0
-    counts: Tensor | None = None  # right and wrong completions of each training example, for `learnability`
+    counts: Counts | None = None  # right and wrong completions of each training example, for `learnability`
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:

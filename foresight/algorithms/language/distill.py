@@ -30,7 +30,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.aggregate import per_token
 from foresight.ops.policy import reinforce
-from foresight.planning.generation.rollout import answer, complete, sample_groups
+from foresight.planning.generation.rollout import answer, check_lengths, complete, sample_groups
 from foresight.training import language
 from foresight.training.microbatch import descend, gather
 from foresight.training.options import Tuning
@@ -83,7 +83,7 @@ class State:
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
-    """Load student and teacher and make the optimizer."""
+    """Load student and teacher and make the optimizer. Raises UserError if they do not read the same tokens."""
     if not config.teacher:
         raise UserError("distill needs a teacher: --teacher FOLDER, such as the export/ of a run of grpo.")
     policy, optimizer, generator = language.build(config, device)
@@ -92,7 +92,26 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
         raise UserError(
             f"The teacher {config.teacher} and {config.model} have different tokenizers: both need the same one."
         )
+    if not config.on_policy and teacher.tokenizer.chat_template != policy.tokenizer.chat_template:
+        raise UserError(
+            f"The teacher {config.teacher} and {config.model} have different chat templates, and without on_policy the "
+            "student would be trained on prompts in the teacher's: choose a teacher with the same one, or on_policy."
+        )
     return State(config, policy, teacher, optimizer, generator)
+
+
+def check_context(state: State, task: TextTask) -> None:
+    """Raise UserError if one of the two models cannot read what the other one may write."""
+    check_lengths(state.teacher, task, state.config, "teacher")
+    writer, reader = state.policy.context, state.teacher.context
+    if not state.config.on_policy:
+        writer, reader = reader, writer
+    if task.episode is not None and reader < writer:
+        raise UserError(
+            f"A conversation of '{task.name}' may have {writer} tokens, and the "
+            f"{'teacher' if state.config.on_policy else 'student'} has a context of {reader}: choose a model with a "
+            "context that is as long."
+        )
 
 
 act = answer
@@ -166,6 +185,7 @@ def train(
     The task needs only prompts: its grades are reported, not trained on.
     """
     state = build(config, env.spaces, device) if state is None else state
+    check_context(state, env)
     writer = state.policy if config.on_policy else state.teacher
     graded = env.grader is not None
     env = env if graded else env.ungraded()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from foresight.data.text import TokenBatch
-from foresight.envs.text.curriculum import check_sampling
+from foresight.envs.text.curriculum import Counts, check_sampling
 from foresight.envs.text.task import TextTask
 from foresight.errors import UserError, unknown
 from foresight.nets.language.model import LanguageModel
@@ -103,7 +103,7 @@ class State:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     step: int = 0
-    counts: Tensor | None = None  # right and wrong completions of each training example, for `learnability`
+    counts: Counts | None = None  # right and wrong completions of each training example, for `learnability`
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:

@@ -287,7 +287,7 @@ def score(state: State, rollout: TextRollout) -> Tensor:
     if state.reward_model is None:
         return rollout.rewards
     steps = gather(state.reward_model.steps, rollout.batch, state.config.tuning.micro_tokens)
-    return steps.gather(-1, rollout.batch.length[..., None] - 1)[..., 0]
+    return steps.gather(-1, rollout.batch.last()[..., None])[..., 0]
 
 
 export = language.export

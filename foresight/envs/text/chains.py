@@ -18,13 +18,15 @@ from typing import Any
 
 from foresight import errors
 from foresight.envs.text.composite import Part
+from foresight.envs.text.exact import LONGEST
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 
 ANSWER = "#"
 SCRATCH = ("steps", "shuffled", "none")
 OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": lambda a, b: a + b, ">": max}
-_STEP = re.compile(r"(\d+)([+>])(\d+)=(\d+)")
+_NUMBER = rf"(\d{{1,{LONGEST}}})"
+_STEP = re.compile(f"{_NUMBER}([+>]){_NUMBER}={_NUMBER}")
 
 
 def chains(

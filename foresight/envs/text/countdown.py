@@ -29,7 +29,7 @@ from fractions import Fraction
 from typing import Any
 
 from foresight import errors
-from foresight.envs.text.exact import OPERATIONS, evaluate
+from foresight.envs.text.exact import LONGEST, OPERATIONS, evaluate
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 
@@ -338,6 +338,8 @@ def follows(steps: Sequence[tuple[str, str, str, str]], numbers: Sequence[int]) 
     """The numbers left after steps `(a, operation, b, result)`, or None if one is wrong or uses what is not there."""
     left = list(numbers)
     for a, operation, b, result in steps:
+        if max(map(len, (a, b, result))) > LONGEST:  # `int` refuses thousands of digits
+            return None
         for number in (int(a), int(b)):
             if number not in left:
                 return None

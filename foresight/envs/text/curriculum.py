@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from torch import Tensor
 from foresight.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from foresight.envs.text.task import Example
+    from foresight.envs.text.task import Example, TextTask
 
 FULL_AT = 0.5  # of a run: from here on it samples from all examples
 SAMPLING = ("uniform", "learnability")
@@ -49,6 +50,24 @@ def check_sampling(sampling: str) -> None:
     """Raise UserError for an unknown way to sample prompts."""
     if sampling not in SAMPLING:
         raise unknown("prompt_sampling", sampling, SAMPLING)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """How many completions of each of N training examples were right and wrong, `table` `[N, 2]`, see `count_`.
+
+    `digest` tells which examples these are (`TextTask.digest`): data may be edited before a resume.
+    """
+
+    table: Tensor
+    digest: str
+
+
+def counts_of(task: TextTask, counts: Counts | None) -> Counts:
+    """The same counts or, if they are None or of other training examples, new ones."""
+    if counts is None or counts.digest != task.digest:
+        return Counts(torch.zeros(len(task.train), 2), task.digest)
+    return counts
 
 
 def by_learnability(counts: Tensor, prompts: int, generator: torch.Generator) -> list[int]:

@@ -13,9 +13,14 @@ CLOSING = string.whitespace + ".!*`\"')}"  # what may stand after an answer
 
 
 def last_integer(text: str) -> int | None:
-    """The last number in a text; None if it is not an integer, or if there is none. "1,000" is one thousand."""
+    """The last number in a text; None if it is not an integer, or if there is none. "1,000" is one thousand.
+
+    One of more than `exact.LONGEST` characters is none: `int` refuses thousands of digits.
+    """
     last = re.findall(r"(?<![\w.])[-\u2212]?\d[\d,]*(?:\.\d+)?", text)[-1:]
-    return int(last[0].replace(",", "").replace("\u2212", "-")) if last and "." not in last[0] else None
+    if not last or "." in last[0] or len(last[0]) > exact.LONGEST:
+        return None
+    return int(last[0].replace(",", "").replace("\u2212", "-"))
 
 
 def grade_last_integer(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -154,6 +155,14 @@ class TextTask:
         if self.curriculum >= 1:
             return self.train
         return self._easiest[: curriculum.size(self.train, self.curriculum, progress, least)]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The sha256 of the training prompts and their answers in their order."""
+        found = hashlib.sha256()
+        for example in self.train:
+            found.update(repr((example.prompt, example.answer)).encode())
+        return found.hexdigest()
 
     @functools.cached_property
     def _easiest(self) -> list[Example]:

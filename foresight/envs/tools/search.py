@@ -14,9 +14,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from foresight.envs.text.exact import LONGEST
 from foresight.envs.tools import tool
 from foresight.errors import UserError
 
+CITED = re.compile(rf"\[(\d{{1,{LONGEST}}})\]")  # the number of a document, in an answer
 FOUND = 3  # documents of a search
 SNIPPET = 24  # words shown of each
 FIRST = "Ada Ben Cleo Dan Eva Finn Gus Hana Ivo Jana Kai Lea Milo Nora Otto Pia Quin Rosa Sven Tess Uma Vito Wes Zoe"
@@ -96,8 +98,8 @@ class Search:
 
     def reward(self, answer: str) -> dict[str, float]:
         """`outcome`, and `found` without regard to the evidence."""
-        right = re.sub(r"\[\d+\]", "", answer).strip().rstrip(".").strip() == self._gold
-        cited = {int(number) for number in re.findall(r"\[(\d+)\]", answer)}
+        right = CITED.sub("", answer).strip().rstrip(".").strip() == self._gold
+        cited = {int(number) for number in CITED.findall(answer)}
         return {"outcome": float(right and cited == self._evidence), "found": float(right)}
 
     @staticmethod

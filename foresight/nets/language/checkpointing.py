@@ -58,16 +58,20 @@ def use(module: nn.Module) -> None:
             part.forward = MethodType(_norm, part)  # a method of `part`, so that a deep copy gets its own
 
 
+def layers(module: nn.Module) -> list[nn.Module]:
+    """The layers of a transformers model, from the last to the first, so that one inside another comes before it."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)][::-1]
+
+
 def recompute(module: nn.Module) -> None:
     """Gradient checkpointing: each layer of a transformers model saves only its input and is recomputed in backward.
 
     Chen et al. 2016 (arXiv:1604.06174). The result is identical: nothing in a layer is random, since dropout is off.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    for part in module.modules():
-        if isinstance(part, GradientCheckpointingLayer):
-            part.forward = MethodType(_again, part)
+    for layer in layers(module):
+        layer.forward = MethodType(_again, layer)
 
 
 def _again(self: Any, *args: Any, **kwargs: Any) -> Any:

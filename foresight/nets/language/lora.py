@@ -21,27 +21,38 @@ from foresight.nets.language.model import LanguageModel
 
 ALPHA = 32  # α: the best learning rate then hardly depends on r ("LoRA Without Regret", Schulman et al. 2025)
 NAME = "default"  # peft's name of the adapter
+MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")  # in their layers peft refuses `out_proj`
+PASSED = {"dt_proj", "out_proj"}  # Mamba computes with these weights past their layers, and so past adapters
 
 
 def add(model: LanguageModel, rank: int, targets: Sequence[str] = (), generator: torch.Generator | None = None) -> None:
     """Freeze the weights of a model and add adapters to its linear layers (those that `targets` names, or all).
 
     A scalar head (`Scorer`) stays fully trainable. Raises UserError, naming the valid layers, for a target that matches
-    none.
+    none, and for a model or a target that peft cannot adapt.
     """
     if rank < 1:
         raise errors.UserError(f"lora must be a rank of at least 1, or 0 to train all weights, not {rank}.")
     from peft import LoraConfig
 
     module = model.module
-    names = _linear(getattr(module, module.base_model_prefix))
+    linear, transposed = _linear(getattr(module, module.base_model_prefix))
+    names = {name.rsplit(".", 1)[-1] for name in linear}
+    if module.config.model_type in MAMBA:
+        names -= PASSED
+    if not names:
+        raise errors.UserError(f"{type(module).__name__} has no linear layer for --lora: leave it out.")
     for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            raise errors.unknown("lora target", target, {name.rsplit(".", 1)[-1] for name in names})
-    chosen = list(targets) or sorted({name.rsplit(".", 1)[-1] for name in names})
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            raise errors.unknown("lora target", target, names)
     head = getattr(module, "score", None)
-    kind = "CAUSAL_LM" if head is None else "SEQ_CLS"
-    module.add_adapter(LoraConfig(kind, r=rank, lora_alpha=ALPHA, target_modules=chosen))
+    kind, chosen = "CAUSAL_LM" if head is None else "SEQ_CLS", list(targets) or sorted(names)
+    try:
+        module.add_adapter(LoraConfig(kind, r=rank, lora_alpha=ALPHA, target_modules=chosen, fan_in_fan_out=transposed))
+    except ValueError as error:
+        raise errors.UserError(
+            f"peft adds no adapters to these layers of {type(module).__name__} ({error}): choose other --lora-targets."
+        ) from error
     for _, _, layer in _adapters(module):
         thin = layer.lora_A.float()[NAME].weight.data  # float32: small steps would be lost in bfloat16
         thin.copy_(nn.init.kaiming_uniform_(torch.empty(thin.shape), a=5**0.5, generator=generator))
@@ -110,8 +121,12 @@ def _adapters(module: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
                 yield parent, name, part
 
 
-def _linear(module: nn.Module) -> list[str]:
-    return [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+def _linear(module: nn.Module) -> tuple[list[str], bool]:
+    """The names of the linear layers, and whether they hold their weights transposed, as those of GPT-2 do."""
+    from transformers.pytorch_utils import Conv1D
+
+    parts = {name: part for name, part in module.named_modules() if isinstance(part, (nn.Linear, Conv1D))}
+    return list(parts), any(isinstance(part, Conv1D) for part in parts.values())
 
 
 def _forward(self: Any, x: Tensor) -> Tensor:

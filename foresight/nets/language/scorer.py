@@ -51,8 +51,8 @@ class Scorer(nn.Module):
         return self._outputs(batch, after=False)
 
     def scores(self, batch: TokenBatch) -> Tensor:
-        """The score `[P, G]` of each whole completion, at its last token: found by length, not by padding."""
-        return self.steps(batch).gather(-1, (batch.length.to(self.trunk.device) - 1)[..., None])[..., 0]
+        """The score `[P, G]` of each whole completion, at its last sampled token: found by length, not by padding."""
+        return self.steps(batch).gather(-1, batch.last().to(self.trunk.device)[..., None])[..., 0]
 
     def steps(self, batch: TokenBatch) -> Tensor:
         """The score `[P, G, T]` of a completion up to and including each token."""

@@ -3,8 +3,8 @@
 Conversations do not wait for one another's tokens: each has a slot of the batch that is decoded, with its keys and
 values, from its first turn to its last, and reads at once what the environment writes. An environment that is `slow`
 answers in a thread, and only its own slot rests; for any other, all wait. A conversation that ends gives its slot to
-the next one. With a server, each conversation sends its own requests. Only models that cannot share prefixes, and
-sampling in several processes, take turns in rounds.
+the next one. With a server, each conversation sends its own requests. Only models that cannot share prefixes take turns
+in rounds. Conversations are held in one process.
 
 The conversations of sub-agents are rows of the same batch. The one that delegated gives its slot to others, and is read
 again when the last of its sub-agents has ended.

@@ -80,9 +80,9 @@ class Sampler(AnswerState, Protocol):
 
 @runtime_checkable
 class CountingSampler(Sampler, Protocol):
-    """A `Sampler` that counts the right and wrong completions of every training example, `[N, 2]`; None: not yet."""
+    """A `Sampler` that counts the right and wrong completions of every training example; None: not yet."""
 
-    counts: Tensor | None
+    counts: curriculum.Counts | None
 
 
 class FilteringSampler(Sampler, Protocol):
@@ -221,10 +221,11 @@ def check_group(group: int) -> None:
         raise UserError(f"group must be at least 2, to compare the completions of a prompt, not {group}.")
 
 
-def check_lengths(policy: LanguageModel, task: TextTask, config: object) -> None:
+def check_lengths(policy: LanguageModel, task: TextTask, config: object, name: str = "model") -> None:
     """Raise UserError, naming the example, if a prompt leaves no room in the context for `config.max_new_tokens`.
 
     Checked at the start of a run, for the prompts of evaluations and (if the Config has a temperature) of training.
+    `name` is what the message calls the policy.
     """
     room = policy.context - getattr(config, "max_new_tokens", 0)
     sides = {"training": task.train} if hasattr(config, "temperature") else {}
@@ -238,7 +239,7 @@ def check_lengths(policy: LanguageModel, task: TextTask, config: object) -> None
             if (tokens := len(policy.encode(example.prompt, example.tools))) > room:
                 raise UserError(
                     f"The {side} prompt {number} of '{task.name}' ({text[:40]!r}) has {tokens} tokens, and with "
-                    f"{policy.context - room} new ones it does not fit into the model's context of {policy.context}: "
+                    f"{policy.context - room} new ones it does not fit into the {name}'s context of {policy.context}: "
                     "shorten it, leave it out, or lower max_new_tokens."
                 )
 
@@ -333,11 +334,10 @@ def sample(state: Sampler, task: TextTask) -> TextRollout:
     if task.curriculum < 1:
         raise UserError("A curriculum and prompt_sampling learnability both choose the prompts: leave one of them out.")
     _require_prompts(task, state.config.prompts)
-    if state.counts is None or len(state.counts) != len(task.train):  # or the data was edited before a resume
-        state.counts = torch.zeros(len(task.train), 2)
-    chosen = curriculum.by_learnability(state.counts, state.config.prompts, state.generator)
+    state.counts = curriculum.counts_of(task, state.counts)
+    chosen = curriculum.by_learnability(state.counts.table, state.config.prompts, state.generator)
     rollout = sample_groups(state.policy, task, *_arguments(state), [task.train[i] for i in chosen])
-    curriculum.count_(state.counts, chosen, rollout.rewards)
+    curriculum.count_(state.counts.table, chosen, rollout.rewards)
     return rollout
 
 

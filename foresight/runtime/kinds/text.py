@@ -38,10 +38,20 @@ def _notes(settings: Settings, config: object, env: TextTask) -> list[str]:
 
 
 def _training_env(settings: Settings) -> TextTask:
-    """The task. Raises UserError where nothing scores answers that the algorithm needs scored, before a model loads."""
+    """The task. Raises UserError where nothing scores answers that the algorithm needs scored, before a model loads.
+
+    Also for conversations under torchrun: each process would have environments of its own, and other prompts after the
+    first turn.
+    """
+    from foresight import distributed
     from foresight.runtime import catalog
 
     task: TextTask = make_env(settings)
+    if task.episode is not None and distributed.processes() > 1:
+        raise UserError(
+            f"'{task.name}' has conversations with an environment, which do not work under torchrun: choose a task "
+            "without tools, or run without torchrun."
+        )
     module = catalog.module(settings.algorithm)
     scored = task.grader is not None or task.episode is not None
     if not scored and not hasattr(module, "assess") and not hasattr(module, "measure"):

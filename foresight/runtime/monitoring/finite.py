@@ -16,13 +16,14 @@ from foresight.runtime.catalog import State
 if TYPE_CHECKING:
     from foresight.runtime.session import Session
 
-VITAL = re.compile(r"loss|grad|entropy|(^|_)kl")  # training is broken if one of these metrics is not finite
+VITAL = re.compile(r"(^|_)(loss|grad|entropy|kl)(_|$)")  # training is broken if one of these metrics is not finite
+GRADES = re.compile(r"outcome|reward_(?!loss$)")  # parts of rewards: NaN where they do not apply to a batch
 
 
 def bad_metric(metrics: Mapping[str, Any]) -> str | None:
     """The name of a loss, gradient norm, entropy or KL divergence that is NaN or infinite; None if all are finite."""
-    bad = (name for name, x in metrics.items() if isinstance(x, float) and not math.isfinite(x) and VITAL.search(name))
-    return next(bad, None)
+    vital = {name: x for name, x in metrics.items() if VITAL.search(name) and not GRADES.match(name)}
+    return next((name for name, x in vital.items() if isinstance(x, float) and not math.isfinite(x)), None)
 
 
 def bad_weights(state: State) -> str | None:

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from foresight.algorithms.language import distill
 from foresight.envs.text.task import Example, TextTask
@@ -16,7 +17,7 @@ from foresight.ops import kl
 from foresight.planning.generation.rollout import complete
 from foresight.runtime import run
 from foresight.training.options import build_config
-from tests import tiny_language
+from tests import tiny_conversations, tiny_language
 from tests.algorithms.language.tiny_states import fresh
 from tests.sabotage import flip_sign, returns, sabotaged_by, swap
 
@@ -120,6 +121,32 @@ def test_a_teacher_is_needed_and_must_have_the_students_tokenizer(tmp_path):
     (folder / "tokenizer.json").write_text(table.replace('"W"', '"X"'))
     with pytest.raises(UserError, match="different tokenizers"):
         distill.build(build_config(distill.Config, tiny_language.folder(), str(folder), precision="float32"))
+
+
+def test_a_teacher_that_writes_its_own_kind_of_prompts_is_refused(tmp_path):
+    folder = tiny_language.write(tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = tiny_language.OPENED
+    tokenizer.save_pretrained(folder)
+    names = {"model": tiny_language.folder(), "teacher": str(folder), "precision": "float32"}
+    distill.build(build_config(distill.Config, **names))
+    with pytest.raises(UserError, match="different chat templates"):
+        distill.build(build_config(distill.Config, **names, on_policy=False))
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_a_teacher_with_a_shorter_context_is_named_before_it_reads(on_policy):
+    state, _ = _rollout(on_policy=on_policy)
+    state.teacher.context = 8
+    task = TextTask("t", [Example("22+3?")], [Example("9?")], None)
+    with pytest.raises(UserError, match=r"training prompt 1 of 't' .*into the teacher's context of 8"):
+        next(distill.train(state.config, task, state))
+    reader = state.teacher if on_policy else state.policy
+    state.teacher.context, state.policy.context = 64, 64
+    distill.check_context(state, tiny_conversations.task())
+    reader.context = 32
+    with pytest.raises(UserError, match=r"may have 64 tokens, and the (teacher|student) has a context of 32"):
+        distill.check_context(state, tiny_conversations.task())
 
 
 @sabotaged_by("foresight.algorithms.language.distill._distance", flip_sign)

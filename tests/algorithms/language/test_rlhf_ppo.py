@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -195,6 +196,23 @@ def test_a_reward_model_scores_the_sampled_ids(tmp_path):
     config = dataclasses.replace(state.config, prompts=3, group=2, minibatches=1, steps=1)
     _, metrics, _ = next(rlhf_ppo.train(config, task, dataclasses.replace(state, config=config)))
     assert metrics["grade"] == 0.5 and metrics["reward"] != 0.5
+
+
+@sabotaged_by("foresight.data.text.TokenBatch.last", lambda f: lambda batch: batch.length - 1)
+def test_a_conversation_that_a_message_ends_is_scored_where_the_model_ended(tmp_path):
+    """A budget may end it there. Wrong: a score of exactly 0, since the scorer reads own tokens only."""
+    scorer = reward_model.build(build_config(reward_model.Config, tiny_language.folder(), seed=3, precision="float32"))
+    reward_model.export(scorer, tmp_path / "scorer")
+    state, batch = _rollout(reward_model=str(tmp_path / "scorer"))
+    width = batch.completion.shape[-1]
+    own = (torch.arange(width) < width - 1).expand(batch.completion.shape)
+    whole = dataclasses.replace(batch, own=own)
+    cut = dataclasses.replace(batch, length=batch.length.clamp(max=width - 1))
+    scores = rlhf_ppo.score(state, SimpleNamespace(batch=whole))
+    assert (scores != 0).all() and (batch.length == width).any()
+    with torch.no_grad():
+        torch.testing.assert_close(scores, scorer.scorer.scores(cut), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(scores, scorer.scorer.scores(whole), atol=1e-5, rtol=1e-5)
 
 
 def test_a_reward_model_of_steps_is_refused(tmp_path):

@@ -32,6 +32,7 @@ def test_the_verifier_refuses_each_kind_of_mistake():
     bad = [
         f"{a}+{b}={(one + 1) % 10}", f"{b}+{a + 1}={one}", f"{a}>{b}={one}", f"{a}+{b}={one}\n{one + 1}+{c}={two}",
         f"{a}+{b}={one}\n#{one}", f"{a}+{b}={one}\n{one}+{c}={two}\n#{two + 1}", "so", f"{good}\nmore",
+        f"{a}+{b}={'9' * 5000}",
     ]  # fmt: skip
     assert chains.verify([example], [good]) == [1.0]
     assert chains.verify([example] * len(bad), bad) == [0.0] * len(bad)

@@ -91,6 +91,12 @@ def test_what_is_right_and_what_is_not():
     ) == [1]
 
 
+def test_a_number_of_thousands_of_digits_is_wrong():
+    example = Example("3,7,8=24:", None, {"numbers": [3, 7, 8], "target": 24})
+    long = ["!8*3=" + "2" * 5000, "!" + "8" * 5000 + "*3=24", "8*3=" + "2" * 5000 + ",2*2=4"]
+    assert countdown.grade([example] * 3, long) == countdown.promise([example] * 3, long) == [0, 0, 0]
+
+
 def in_sorted_order(original):
     return lambda state, target, heuristic="none": original(tuple(sorted(state)), target, heuristic)
 

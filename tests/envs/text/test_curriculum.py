@@ -57,7 +57,8 @@ def test_half_known_questions_are_sampled_more_often():
     state = build(grpo, prompts=2, prompt_sampling="learnability")
     sampled = [int(one.prompt[0]) for _ in range(60) for one in sample(state, TASK).examples]
     assert sum(question % 2 for question in sampled) > 0.6 * len(sampled)  # of 120, where uniform sampling gives 60
-    assert state.counts[1::2].min(1).values.max() > 0 and state.counts[::2, 1].max() == 0
+    counts = state.counts.table
+    assert counts[1::2].min(1).values.max() > 0 and counts[::2, 1].max() == 0
 
 
 @sabotaged_by("foresight.runtime.checkpoints.tree.Decoder.__call__", lambda f: lambda self, node, template, path:
@@ -72,7 +73,21 @@ def test_a_resumed_run_continues_to_count(module, tmp_path):
     checkpoint.restore(checkpoint.save(tmp_path, state, 1), fresh)
     (_, whole, _), (_, resumed, _) = next(run), next(module.train(fresh.config, TASK, fresh))
     assert whole["samples"] == resumed["samples"]
-    assert torch.equal(state.counts, fresh.counts)
+    assert torch.equal(state.counts.table, fresh.counts.table) and state.counts.digest == fresh.counts.digest
+
+
+@sabotaged_by("foresight.envs.text.curriculum.counts_of", lambda f: lambda task, counts: counts or f(task, None))
+@pytest.mark.parametrize(
+    "edited", [TASK.train[::-1], [*TASK.train[:-1], Example("7!")], [*TASK.train[:-1], Example("7?", "odd")]]
+)
+def test_counts_of_other_questions_begin_again(edited):
+    state = build(grpo, prompts=2, prompt_sampling="learnability")
+    sample(state, TASK)
+    known = state.counts
+    sample(state, dataclasses.replace(TASK))
+    assert state.counts is known
+    sample(state, dataclasses.replace(TASK, train=edited))
+    assert state.counts.table.sum() == 2 * state.config.group
 
 
 def test_rewards_that_are_no_rates_and_a_second_choice_of_prompts_are_refused():

@@ -62,6 +62,7 @@ def test_largest_has_four_different_numbers_and_their_answer():
         ("", None),
         ("20 apples, 3", 3),
         ("9-4", 4),
+        ("3 and " + "7" * 5000, None),
     ],
 )
 def test_the_last_integer(words, last):

@@ -75,7 +75,10 @@ def test_an_answer_needs_its_evidence() -> None:
     firm, person = (texts[number - 1] for number in row["evidence"])
     assert row["firm"] in firm + person and f"was born in {row['city']} " in firm + person
     cited = " ".join(f"[{number}]" for number in row["evidence"])
-    for answer, outcome, found in ((f"{row['city']} {cited}", 1, 1), (f"{row['city']} [1]", 0, 1), (cited, 0, 0)):
+    long = f"{row['city']} {cited} [{'1' * 5000}]"
+    for answer, outcome, found in (
+        (f"{row['city']} {cited}", 1, 1), (f"{row['city']} [1]", 0, 1), (cited, 0, 0), (long, 0, 0)
+    ):  # fmt: skip
         episode = Toolbox(search.Search(), row)
         episode.turn(answer)
         parts = episode.parts()

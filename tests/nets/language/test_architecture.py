@@ -138,3 +138,31 @@ def test_adapters_learn_on_what_is_computed_row_by_row():
     batch = generate(policy, [[3, 4]], 2, 3, 1.0, torch.Generator().manual_seed(0))
     policy.logprob(batch)[0].sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for n, p in policy.named_parameters() if "lora_B" in n)
+
+
+@WARNED
+@pytest.mark.parametrize("name", ["gpt2", "mamba"])
+def test_adapters_on_all_layers_that_can_have_them(name):
+    policy = LanguageModel(architectures.model(name), tiny_language.model().tokenizer)
+    batch = generate(policy, [[3, 4]], 2, 3, 1.0, torch.Generator().manual_seed(0))
+    lora.add(policy, 2, (), torch.Generator().manual_seed(0))
+    for key, weight in policy.named_parameters():
+        if "lora_B" in key:
+            weight.data.fill_(0.1)
+    logprob = policy.logprob(batch)[0]
+    assert (logprob - lora.base(policy).logprob(batch)[0]).abs().max() > 0.01
+    merged = LanguageModel(lora.merged(policy.module), policy.tokenizer)
+    assert not lora.has(merged.module)
+    torch.testing.assert_close(logprob, merged.logprob(batch)[0], atol=1e-4, rtol=0)
+
+
+@WARNED
+def test_layers_that_cannot_be_adapted_are_named(monkeypatch):
+    policy = LanguageModel(architectures.model("mamba"), tiny_language.model().tokenizer)
+    with pytest.raises(
+        UserError, match=r"no adapters to these layers of MambaForCausalLM .*: choose other --lora-targets"
+    ):
+        lora.add(policy, 2, ("out_proj",))
+    monkeypatch.setattr(lora, "_linear", lambda module: ([], False))
+    with pytest.raises(UserError, match="MambaForCausalLM has no linear layer for --lora"):
+        lora.add(policy, 2)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from foresight.errors import UserError
 from foresight.runtime import run
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.distributed import torchrun
-from tests import tiny_language
+from foresight.training import language
+from tests import architectures, tiny_language
 
 TRAINED = [("sft", 0), ("dpo", 0), ("reward_model", 0), ("dpo", 2)]  # algorithm, rank of the adapters
 SAMPLED = {
@@ -166,6 +168,19 @@ def _floats(path: Path) -> torch.Tensor:
         value for file in sorted(checkpoint.find(path).glob("*.safetensors")) for value in load_file(file).values()
     ]
     return torch.cat([value.flatten().double() for value in tensors if value.is_floating_point()])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_every_layer_is_a_unit(name, monkeypatch):
+    units = []
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_: None)
+    monkeypatch.setattr("torch.distributed.fsdp.fully_shard", lambda part, **_: units.append(part))
+    monkeypatch.setattr("torch.distributed.fsdp.register_fsdp_forward_method", lambda *_: None)
+    module = architectures.model(name)
+    language.shard(SimpleNamespace(module=module))
+    assert len(units) == 1 + module.config.num_hidden_layers and units[-1] is module
+    with pytest.raises(UserError, match="Linear has no layers that can be sharded"):
+        language.shard(SimpleNamespace(module=torch.nn.Linear(1, 1)))
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-9])

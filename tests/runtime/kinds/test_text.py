@@ -298,6 +298,13 @@ def test_invalid_values_are_refused(name, options, reported, tmp_path):
         run.train(name, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False, **options)
 
 
+def test_conversations_are_refused_in_several_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("foresight.distributed.processes", lambda: 2)
+    with pytest.raises(UserError, match=r"'calculator' has conversations .*, which do not work under torchrun"):
+        run.train("grpo", task="calculator", model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_incomplete_model_is_refused(tmp_path):
     shutil.copytree(tiny_language.folder(), tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
