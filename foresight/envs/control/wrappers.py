@@ -29,6 +29,7 @@ class Wrapped:
     ) -> None:
         self.env, self.name, self.num_envs, self.spaces = env, env.name, env.num_envs, spaces
         self._action, self._reset, self._feedback = action, reset, feedback
+        self.engine_action = spaces.action if action is not None else getattr(env, "engine_action", spaces.action)
 
     def reset(self, seed: int) -> Tree:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
