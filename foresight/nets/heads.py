@@ -72,11 +72,13 @@ class StateDependentHead(nn.Module):
 
     def forward(self, y: Tensor, mask: Tensor | None = None) -> Normal | TanhNormal:
         """`y` is `[..., dims + features]`. `mask` is ignored: continuous actions cannot be masked."""
+        y = y.float()
         mean, features = y[..., : self.width], y[..., self.width :]
         if not self.squashed:
             features = features.detach()
         kind = TanhNormal if self.squashed else Normal
-        return kind(mean, policy.state_dependent_std(features, self.log_std.exp()), features)
+        with torch.autocast(y.device.type, enabled=False):  # log-probabilities are of float32
+            return kind(mean, policy.state_dependent_std(features, self.log_std.exp()), features)
 
     @torch.no_grad()
     def noise(self, rows: int, every: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,10 +61,10 @@ class Agent:
     def act(self, obs: Any, explore: bool = False) -> Any:
         """The action for `obs`: one observation or a batch, as arrays, tensors, lists or dicts of these.
 
-        One observation gives one action, in the form that a Gymnasium environment takes (an int, or an
-        array); a batch gives an array `[B, ...]`. For text, a prompt (or an example, or a list) gives a
-        completion (or a list); positions of a game (of `agent.env`) give an array of actions. Raises UserError if the
-        shape does not match the environment's.
+        One observation gives one action, in the form that a Gymnasium environment takes (an int, or an array, within
+        the bounds of its action space, which is [-1, 1] with `rescale_action`); a batch gives an array `[B, ...]`. For
+        text, a prompt (or an example, or a list) gives a completion (or a list); positions of a game (of `agent.env`)
+        give an array of actions. Raises UserError if the shape does not match the environment's.
         """
         return kinds.get(self.settings.kind).act(self, obs, explore)
 
@@ -72,13 +74,20 @@ class Agent:
         inputs = tree_map(lambda x: x.to(device), batch)
         with torch.no_grad():
             action, _, self._carry = self.module.act(self.state, inputs, self._carry, explore=explore)
-        array: NDArray[Any] = action.cpu().numpy()
+        array: NDArray[Any] = self.convert(action.cpu()).numpy()
         if not single:
             return array
         first: NDArray[Any] | int | bool = (
             array[0].item() if array.ndim == 1 and array.dtype.kind in "iub" else array[0]
         )
         return first
+
+    @functools.cached_property
+    def convert(self) -> Callable[[Tensor], Tensor]:
+        """The function from the policy's actions `[B, ...]` to those that a Gymnasium environment takes; see `act`."""
+        from foresight.envs.control.vector import action_converter
+
+        return action_converter(getattr(self.env, "engine_action", self.spaces.action))
 
     def reward(self, reward: float | Tensor) -> None:
         """Pass the reward of the last action (`[B]` for a batch) to a policy that acts on it; others ignore it."""

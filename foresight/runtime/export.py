@@ -4,9 +4,9 @@ A language model is exported as a folder that `transformers` loads, with its mod
 as an adapter. Or as a folder of GGUF files, which llama.cpp runs: the card has the accuracy of each quantization.
 
 Any other policy is exported as its greedy `act`: inputs are the parts of the observation and, for a policy with memory,
-the leaves of its carry; outputs are the action and the leaves of the next carry. All have a leading batch dim of any
-length. A carry of zeros is an empty memory: the caller must reset the rows of envs whose episode ended to zeros.
-Normalization is part of the file.
+the leaves of its carry; outputs are the action, as `Agent.act` returns it, and the leaves of the next carry. All have a
+leading batch dim of any length. A carry of zeros is an empty memory: the caller must reset the rows of envs whose
+episode ended to zeros. Normalization is part of the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,12 @@ Form = bool | dict[str, "Form"]  # of a tree: where it has tensors
 class Exported(nn.Module):
     """The greedy policy as a function of tensors alone: `(*obs, *carry) -> (action, *carry)`."""
 
-    def __init__(self, module: Algorithm, state: State, obs: Tree, carry: Tree) -> None:
+    def __init__(
+        self, module: Algorithm, state: State, obs: Tree, carry: Tree, convert: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
         self._act, self._state = getattr(module.act, "__wrapped__", module.act), state
+        self._convert = convert
         for field in dataclasses.fields(state):
             if isinstance(getattr(state, field.name), nn.Module):
                 self.add_module(field.name, getattr(state, field.name))
@@ -58,7 +61,7 @@ class Exported(nn.Module):
         obs, carry = self._forms
         left = list(tensors)
         action, _, after = self._act(self._state, fill(obs, left), fill(carry, left), False)
-        return (action, *leaves(after))
+        return (action if self._convert is None else self._convert(action), *leaves(after))
 
 
 def export(
@@ -205,7 +208,7 @@ def prepare(agent: Agent) -> tuple[Exported, tuple[Tensor, ...], dict[str, list[
     obs, _ = agent.batch(_example(space))
     with torch.no_grad():
         _, _, carry = agent.module.act(agent.state, obs, None, explore=False)
-    policy = Exported(agent.module, agent.state, obs, carry).eval()
+    policy = Exported(agent.module, agent.state, obs, carry, agent.convert).eval()
     names = {"inputs": [*paths(obs, "obs"), *paths(carry, "carry")]}
     names["outputs"] = ["action", *(f"next_{name}" for name in paths(carry, "carry"))]
     return policy, (*leaves(obs), *leaves(carry)), names

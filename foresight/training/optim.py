@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from foresight import distributed
-from foresight.errors import NotFinite
+from foresight.errors import NotFinite, UserError
 from foresight.nets import precision
 
 
@@ -40,6 +40,19 @@ def adam(parameters: Iterable[nn.Parameter], learning_rate: float, eps: float = 
     held = list(parameters)
     capturable = bool(held) and held[0].is_cuda
     return torch.optim.Adam(held, lr=learning_rate, eps=eps, fused=True, capturable=capturable)
+
+
+def steps_of(rows: int, wanted: int = 1) -> int:
+    """The gradient steps to make of `rows` steps of experience: `wanted`, or one of each row where they are fewer.
+
+    Raises UserError for fewer under torchrun, where all processes make equally many.
+    """
+    if rows < wanted and distributed.processes() > 1:
+        raise UserError(
+            f"A rollout of this process has {rows} real steps, too few for {wanted} gradient steps, and all processes "
+            "of torchrun make equally many. Raise rollout_steps."
+        )
+    return min(rows, wanted)
 
 
 def descend(

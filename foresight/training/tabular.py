@@ -27,6 +27,7 @@ from foresight.planning.dynamic import bellman
 from foresight.training import tabular_kernels
 
 UNLIMITED = 2**62
+SWEEPS = 1_000_000  # without discount, after which values are taken to have no limit
 Floats = NDArray[np.float64]
 
 
@@ -308,7 +309,8 @@ def first_visits(index: Tensor, cut: Tensor) -> Tensor:
 def policy_table(mdp: MDP, name: str, gamma: float, given: Tensor | None = None) -> Tensor:
     """The policy `[S, A]` to evaluate: "uniform", "optimal" (equally good actions equally likely), or the given one.
 
-    Raises UserError for another name, and for a policy of the wrong shape.
+    Raises UserError for another name, for a policy of the wrong shape, and without discount where no policy is optimal:
+    one that never ends earns more and more.
     """
     if given is not None:
         if given.shape != (mdp.states, mdp.actions) or not torch.allclose(given.sum(1), torch.ones(1).to(given)):
@@ -319,11 +321,19 @@ def policy_table(mdp: MDP, name: str, gamma: float, given: Tensor | None = None)
     if name != "optimal":
         raise unknown("policy", name, ("uniform", "optimal"))
     sweeps, values = bellman.Sweeps(mdp, gamma), torch.zeros_like(mdp.start)
-    policy, change = torch.zeros_like(mdp.start, dtype=torch.int64), 1.0
-    while change > 1e-12:
+    policy, count, scale, change = torch.zeros_like(mdp.start, dtype=torch.int64), 0, 1.0, 1.0
+    while change > 1e-12 * scale:  # relative to the values, for their rounding errors
+        before, count = values, count + 1
         values, policy, size = sweeps.improve(values, policy)
-        change = size.norm
-    best = bellman.optimal_actions(mdp, gamma, values).double()
+        change, scale = size.norm, max(1.0, float(values.abs().max()))
+        if gamma == 1.0 and count & (count - 1) == 0:  # sweeps 1, 2, 4, 8, ...
+            endless = bellman.unbounded(mdp, policy, values - before, 1e-9 * scale)
+            if endless or count > SWEEPS:
+                raise UserError(
+                    f"gamma = 1 on {mdp.name}: a policy that never ends an episode is best, and its return has no "
+                    "bound. Use gamma < 1."
+                )
+    best = bellman.optimal_actions(mdp, gamma, values, 1e-9 * scale).double()
     return best / best.sum(1, keepdim=True)
 
 

@@ -145,7 +145,7 @@ def clipped_epochs(state: Stepping, data: Trajectory, clip: float) -> Tensor | N
         group["eps"],
     )  # fmt: skip
     order = torch.cat([torch.randperm(rows, generator=state.shuffler) for _ in range(config.epochs)])
-    starts = batch_edges(rows, config.minibatches)[:-1]
+    starts = batch_edges(rows, optim.steps_of(rows, config.minibatches))[:-1]
     edges = [rows * epoch + start for epoch in range(config.epochs) for start in starts]
     metrics = fused.clipped_epochs(policy, value, relu, flat, steps, order, [*edges, len(order)], clipping, adam)
     moments["step"] += len(edges)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gs
@@ -95,6 +97,31 @@ def test_onnx_gives_the_same_outputs(kind: str, tmp_path: Path):
         return [torch.from_numpy(x) for x in session.run(None, fed)]
 
     _agrees(path, tmp_path / "policy.onnx", call)
+
+
+@pytest.mark.parametrize(
+    "space", [gs.Discrete(2, start=5), gs.MultiDiscrete([2, 3], start=[1, 4]), gs.Box(0.5, 1, (2,))]
+)
+def test_actions_are_those_of_the_environment(space: gs.Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Shifted(gymnasium.Env):
+        observation_space, action_space = gs.Box(0, 9, (1,)), space
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    name = "ForesightShifted-v0"
+    spec = gymnasium.envs.registration.EnvSpec(name, entry_point=Shifted, max_episode_steps=4)
+    monkeypatch.setitem(gymnasium.registry, name, spec)
+    path = _trained(tmp_path / "run", name)
+    agent, obs = run.load(path, device="cpu"), np.zeros((3, 1), np.float32)
+    acted = agent.act(obs)
+    assert all(space.contains(action) for action in (*acted, agent.act(obs[0])))
+    loaded = torch.jit.load(exporting.export(path))
+    assert torch.equal(loaded(torch.from_numpy(obs))[0], torch.from_numpy(acted))
+    agent.close()
 
 
 def test_a_world_model_acts_from_a_file(tmp_path: Path):

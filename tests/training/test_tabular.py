@@ -25,7 +25,7 @@ from foresight.algorithms.tabular import (
 )
 from foresight.envs.base import Spaces
 from foresight.envs.tabular import grid
-from foresight.envs.tabular.mdp import MDP
+from foresight.envs.tabular.mdp import MDP, from_table
 from foresight.errors import UserError
 from foresight.planning.dynamic import bellman
 from foresight.training import tabular
@@ -191,6 +191,26 @@ def test_policies_to_predict() -> None:
         tabular.policy_table(mdp, "uniform", 0.9, torch.ones(16, 4))
     with pytest.raises(UserError, match="Unknown policy 'uniforn'"):
         tabular.policy_table(mdp, "uniforn", 0.9)
+
+
+def test_the_best_policy_does_not_depend_on_the_scale_of_rewards() -> None:
+    options: dict[str, Any] = {"picture": "G.../..../..../...G", "slip": 0.2}
+    small, large = (grid.make("GridWorld", step_reward=-x, goal_reward=0.0, **options) for x in (1.0, 1e9))
+    expected = tabular.policy_table(small, "optimal", 0.99)
+    assert torch.equal(tabular.policy_table(large, "optimal", 0.99), expected) and (expected == 0.5).any()
+
+
+def test_without_discount_a_policy_that_never_ends_is_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tabular, "SWEEPS", 1_000)
+    reported = "gamma = 1 on {}: a policy that never ends an episode is best"
+    with pytest.raises(UserError, match=reported.format("GridWorld8x8")):
+        tabular.policy_table(grid.make("GridWorld8x8", step_reward=0.1), "optimal", 1.0)
+    end = {a: [(1.0, 2, 0.0, True)] for a in (0, 1)}  # rewards 2 and 0 in turns: no sweep raises both values
+    turns = {0: {0: [(1.0, 1, 2.0, False)], 1: end[1]}, 1: {0: [(1.0, 0, 0.0, False)], 1: end[1]}, 2: end}
+    with pytest.raises(UserError, match=reported.format("Turns")):
+        tabular.policy_table(from_table("Turns", turns, np.array([1.0, 0, 0])), "optimal", 1.0)
+    waits = grid.make("GridWorld8x8", step_reward=0.0, goal_reward=0.0)  # never to end is worth 0, as the goal is
+    assert tabular.policy_table(waits, "optimal", 1.0).sum() == pytest.approx(waits.states)
 
 
 def test_mistakes_are_reported() -> None:

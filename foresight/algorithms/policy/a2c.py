@@ -149,11 +149,13 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     mask = batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
     reward = normalize.scaled(state.reward_scaler, batch)
+    real = mask > 0
+    if not optim.steps_of(int(real.sum())):  # every environment only reset
+        return {"learning_rate": rate}
     advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
     output, values, _ = network.read(batch.obs, batch.extras.get("carry"), batch.extras.get("start"))
-    real = mask > 0
     columns = (output.logp(batch.action), output.entropy(), values.value, batch.value, advantages, target)
     logprob, entropies, predicted, old_value, advantages, target = (x[real] for x in columns)
     if config.normalize_advantage:

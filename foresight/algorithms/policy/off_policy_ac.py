@@ -183,6 +183,9 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     for group in state.policy_optimizer.param_groups:
         group["lr"] = rate
+    assert batch.mask is not None
+    if not optim.steps_of(int(batch.mask.sum())):  # every environment only reset
+        return {"learning_rate": rate}
     policy_loss, value_loss, statistics = losses(state, batch)
     optim.descend(state.policy_optimizer, policy_loss.backward, config.max_grad_norm)
     optim.descend(state.value_optimizer, value_loss.backward, config.max_grad_norm)

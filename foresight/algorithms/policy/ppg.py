@@ -175,16 +175,19 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
     )
     extras = {"advantage": advantage.normalize(advantages, mask), "target": target}
     real = mask > 0
+    if not optim.steps_of(int(real.sum())):  # every environment only reset
+        return {}
     steps = batch.replace(mask=None, next_value=None, extras=extras).map(lambda x: x[real])
+    count = optim.steps_of(len(steps.reward), config.minibatches)
 
     policy_metrics, value_losses = [], []
     for _ in range(config.policy_epochs):
-        for part in steps.minibatches(config.minibatches, state.shuffler):
+        for part in steps.minibatches(count, state.shuffler):
             loss, found = policy_loss(state, part)
             optim.descend(state.policy_optimizer, loss.backward, config.max_grad_norm)
             policy_metrics.append(torch.cat([loss.detach()[None], found]))
     for _ in range(config.value_epochs):
-        for part in steps.minibatches(config.minibatches, state.shuffler):
+        for part in steps.minibatches(count, state.shuffler):
             error = value_loss(state, part.obs, part.extras["target"])
             optim.descend(state.value_optimizer, error.backward, config.max_grad_norm)
             value_losses.append(error.detach())

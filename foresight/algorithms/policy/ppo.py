@@ -261,7 +261,8 @@ def _value_head_only(network: VLAActorCritic, backward: Callable[[], object]) ->
 def epochs(state: State, data: Trajectory, clip: float) -> Tensor:
     """Minibatch steps over a rollout, shuffled in every epoch: the `LOSS_METRICS` of each step, `[K, 5]`."""
     config, losses = state.config, []
-    shuffled = (part for _ in range(config.epochs) for part in data.minibatches(config.minibatches, state.shuffler))
+    count = optim.steps_of(len(data.reward), config.minibatches)
+    shuffled = (part for _ in range(config.epochs) for part in data.minibatches(count, state.shuffler))
     for minibatch in shuffled:
         backward, loss = objective(state, minibatch, clip)
         losses.append(loss)
@@ -285,6 +286,8 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     mask = batch.mask
     assert batch.value is not None and batch.next_value is not None and mask is not None
     reward = normalize.scaled(state.reward_scaler, batch)
+    if not optim.steps_of(int(mask.sum())):  # every environment only reset
+        return {"learning_rate": rate}
     advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
@@ -294,7 +297,9 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     extras = {**batch.extras, "advantage": advantages, "target": target}
     data = batch.replace(mask=None, next_value=None, extras=extras)
     if config.memory is not None:  # minibatches of whole sequences
-        data = data if mask.all() else data.replace(mask=mask)
+        if not mask.all():
+            taken = mask.any(1)  # a minibatch needs a step with a loss
+            data = data.replace(mask=mask).map(lambda x: x[taken])
     else:
         data = data.map(lambda x: x.flatten(0, 1))
         if not mask.all():

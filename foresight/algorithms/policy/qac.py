@@ -163,10 +163,12 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     rate = schedules.linear(progress, config.learning_rate, 0.0) if config.anneal_lr else config.learning_rate
     for group in state.policy_optimizer.param_groups:
         group["lr"] = rate
+    real = mask > 0
+    if not optim.steps_of(int(real.sum())):  # every environment only reset
+        return {"learning_rate": rate}
     target = returns.lambda_return(
         batch.reward, config.gamma * batch.discount, batch.cut, batch.next_value, config.trace_lambda, mask
     )
-    real = mask > 0
     steps, target = batch.map(lambda x: x[real]), target[real]
     policy_loss, entropy = actor_loss(state, steps)
     value_loss = critic_loss(state, steps, target)

@@ -218,6 +218,8 @@ def update(state: State, batch: Trajectory) -> dict[str, float]:
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
     real = mask > 0
+    if not optim.steps_of(int(real.sum())):  # every environment only reset
+        return {}
     learned = batch.replace(mask=None, next_value=None)
     steps, advantages, target = learned.map(lambda x: x[real]), advantages[real], target[real]
     if config.normalize_advantage:

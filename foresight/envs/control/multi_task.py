@@ -40,6 +40,8 @@ class MultiTask:
                     )
         self.envs = list(envs)
         self.spaces = first.spaces._replace(continuing=any(env.spaces.continuing for env in envs), simulator=None)
+        taken = [getattr(env, "engine_action", env.spaces.action) for env in envs]
+        self.engine_action = taken[0] if all(space == taken[0] for space in taken) else None  # their bounds may differ
         self.name, self.num_envs = ",".join(env.name for env in envs), sum(env.num_envs for env in envs)
         edges = list(itertools.accumulate((env.num_envs for env in envs), initial=0))
         self._parts = [slice(a, b) for a, b in itertools.pairwise(edges)]

@@ -43,6 +43,8 @@ class Vector:
     observation in `info["final_obs"]`), `partial` (nothing: the subset is reset here, by
     `reset_rows(indices, obs) -> obs`) or `next_step` (the next step is the reset, see `Feedback.mask`).
 
+    `engine_action` is the engine's own action space, which may count from another number than 0.
+
     `limit` truncates an episode here after this many actions, for `partial` engines that may not do it themselves.
     `fresh`: the engine returns new memory at every step; otherwise it is copied here.
     `built`: the engine that `start` returns, if it exists already: it is closed also where there was no reset.
@@ -63,10 +65,11 @@ class Vector:
     ) -> None:
         self.name, self.num_envs = name, num_envs
         self.spaces = Spaces(observation_space(spaces.obs, name), action_space(spaces.action, name))
+        self.engine_action = spaces.action
         self._start, self._autoreset, self._reset_rows, self._fresh = start, autoreset, reset_rows, fresh
         self._draw, self._limit = render, limit
         self._keys = tuple(self.spaces.obs.spaces) if isinstance(self.spaces.obs, gs.Dict) else None
-        self._convert = _action_converter(spaces.action)
+        self._convert = _engine_converter(spaces.action)
         self._action_shape = (num_envs, *(self.spaces.action.shape or ()))
         self._engine: Engine | None = None
         self._built = built
@@ -231,21 +234,24 @@ def _box(space: gs.Box) -> gs.Box:
         return gs.Box(space.low.astype(kind), space.high.astype(kind), space.shape, kind)
 
 
-def _action_converter(space: gs.Space[Any]) -> Callable[[Tensor], np.ndarray]:
-    """The function from an action tensor to the engine's action."""
+def action_converter(space: gs.Space[Any] | None) -> Callable[[Tensor], Tensor]:
+    """The function from action tensors to those in `space`: clipped to the bounds of a Box, counted from its start.
+
+    None: actions stay as they are.
+    """
     if isinstance(space, gs.Box):
-        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-        kind = space.dtype
+        box = _box(space)
+        low, high = torch.from_numpy(box.low), torch.from_numpy(box.high)
+        bounded = low.isfinite().any() or high.isfinite().any()
+        return (lambda action: action.clamp(low, high)) if bounded else lambda action: action
+    start = torch.from_numpy(np.asarray(getattr(space, "start", 0), np.int64))
+    return (lambda action: action + start) if start.any() else lambda action: action
 
-        def box(action: Tensor) -> np.ndarray:
-            return np.clip(action.detach().numpy(), low, high).astype(kind, copy=False)
 
-        return box
-    start = getattr(space, "start", 0)
-    kind = space.dtype or np.dtype(np.int64)
-    if not np.any(start):
-        return lambda action: action.detach().numpy().astype(kind, copy=False)
-    return lambda action: (action.detach().numpy() + start).astype(kind, copy=False)
+def _engine_converter(space: gs.Space[Any]) -> Callable[[Tensor], np.ndarray]:
+    """The function from an action tensor to the engine's action."""
+    convert, kind = action_converter(space), space.dtype or np.dtype(np.int64)
+    return lambda action: convert(action.detach()).numpy().astype(kind, copy=False)
 
 
 def _final(obs: Arrays, given: Arrays, rows: NDArray[np.int64]) -> Arrays:

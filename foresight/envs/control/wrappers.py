@@ -11,9 +11,11 @@ from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data import embodiments
-from foresight.data.trajectory import Tree, tree_map
+from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Feedback, Frame, Spaces
 from foresight.errors import UserError
+
+MASK = "action_mask"  # the key of a dict observation with the mask of allowed actions
 
 
 class Wrapped:
@@ -29,6 +31,7 @@ class Wrapped:
     ) -> None:
         self.env, self.name, self.num_envs, self.spaces = env, env.name, env.num_envs, spaces
         self._action, self._reset, self._feedback = action, reset, feedback
+        self.engine_action = spaces.action if action is not None else getattr(env, "engine_action", spaces.action)
 
     def reset(self, seed: int) -> Tree:
         """Reset all environments; equal seeds give equal episodes. Returns obs `[B, ...]`."""
@@ -142,8 +145,16 @@ def area(old: int, new: int) -> np.ndarray:
 
 
 def flatten(env: Env) -> Env:
-    """One float32 vector `[B, D]`: parts of a Dict in the order of their keys, Discrete as one-hot."""
+    """One float32 vector `[B, D]`: parts of a Dict in the order of their keys, Discrete as one-hot.
+
+    Raises UserError for observations with an action mask, which a vector would hide.
+    """
     space = env.spaces.obs
+    if isinstance(space, gs.Dict) and MASK in space.spaces:
+        raise UserError(
+            f"flatten would make the {MASK} of '{env.name}' a part of the vector, where it forbids nothing. Leave out "
+            "flatten: networks take dict observations."
+        )
     size = gs.flatdim(space)
     spaces = env.spaces._replace(obs=gs.Box(-np.inf, np.inf, (size,), np.float32))
 
@@ -167,21 +178,29 @@ def _flat(space: gs.Space[Any], x: Tree) -> Tensor:
 
 
 def frame_stack(env: Env, count: int) -> Env:
-    """Stack the last `count` observations, oldest first, `[B, count, ...]`; an episode starts with copies."""
+    """Stack the last `count` observations, oldest first, `[B, count, ...]`; an episode starts with copies.
+
+    An action mask is not stacked: it is of the next action.
+    """
     memory: list[Tree] = [None]
 
+    def copies(obs: Tree) -> Tree:
+        if isinstance(obs, dict):
+            return {key: x if key == MASK else copies(x) for key, x in obs.items()}
+        return obs.unsqueeze(1).repeat_interleave(count, 1)
+
     def start(obs: Tree) -> Tree:
-        memory[0] = tree_map(lambda x: x.unsqueeze(1).repeat_interleave(count, 1), obs)
+        memory[0] = copies(obs)
         return memory[0]
 
     def push(old: Tree, new: Tree) -> Tree:
         if isinstance(new, dict):
-            return {key: push(old[key], new[key]) for key in new}
+            return {key: x if key == MASK else push(old[key], x) for key, x in new.items()}
         return torch.cat([old[:, 1:], new.unsqueeze(1)], dim=1)
 
     def restart(stack: Tree, obs: Tree, rows: Tensor) -> Tree:
         if isinstance(obs, dict):
-            return {key: restart(stack[key], obs[key], rows) for key in obs}
+            return {key: x if key == MASK else restart(stack[key], x, rows) for key, x in obs.items()}
         stack = stack.clone()
         stack[rows] = obs[rows].unsqueeze(1).expand(-1, count, *obs.shape[1:])
         return stack
@@ -200,7 +219,7 @@ def frame_stack(env: Env, count: int) -> Env:
 
 def _stacked(space: gs.Space[Any], count: int) -> gs.Space[Any]:
     if isinstance(space, gs.Dict):
-        return gs.Dict({key: _stacked(part, count) for key, part in space.spaces.items()})
+        return gs.Dict({key: part if key == MASK else _stacked(part, count) for key, part in space.spaces.items()})
     if isinstance(space, gs.Box):
         repeat = [np.repeat(bound[None], count, axis=0) for bound in (space.low, space.high)]
         return gs.Box(repeat[0], repeat[1], (count, *space.shape), space.dtype.type)

@@ -72,7 +72,8 @@ def make(name: str, *, time_limit: int | None = None, **options: Any) -> MDP:
     - any Gymnasium id whose environment has a table `P` (FrozenLake, CliffWalking, Taxi, your own): options go
       to `gymnasium.make` (`map_name="8x8", is_slippery=False`, ...).
 
-    `time_limit` replaces the environment's own. Raises UserError for an unknown name or option, and without a table.
+    `time_limit` replaces the environment's own. Raises UserError for an unknown name or option, for a time limit below
+    1, and without a table.
     """
     try:
         if name in GRIDS:

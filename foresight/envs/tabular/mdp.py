@@ -35,7 +35,7 @@ class MDP:
     - `start` `[S]` float64: the initial state distribution;
     - `time_limit`: actions after which a sampled episode is truncated, or None.
 
-    Raises UserError for wrong shapes, dtypes or probabilities.
+    Raises UserError for wrong shapes, dtypes or probabilities, and for a time limit below 1.
     """
 
     name: str
@@ -73,6 +73,7 @@ class MDP:
             raise UserError(f"The start probabilities must be at least 0 and sum to 1, not {float(self.start.sum())}.")
         if not self.reward.amax(1).isfinite().all():
             raise UserError("Every state needs at least one action with a finite reward, and none may be NaN or +inf.")
+        _require_limit(self.time_limit)
 
     @property
     def states(self) -> int:
@@ -127,10 +128,11 @@ class MDP:
 class TableEnv:
     """An `Env` (see `envs.base`) that samples outcomes from the tables of an `MDP`. obs and action are `[B]` int64.
 
-    `state_dict` holds everything, so a run on it resumes bit for bit.
+    `state_dict` holds everything, so a run on it resumes bit for bit. Raises UserError for a time limit below 1.
     """
 
     def __init__(self, mdp: MDP, num_envs: int = 1, time_limit: int | None = None) -> None:
+        _require_limit(time_limit)
         self.mdp = mdp
         self.name = mdp.name
         self.num_envs = num_envs
@@ -209,6 +211,11 @@ class TableEnv:
     def _begin(self, count: int) -> np.ndarray:
         draw = self._rng.random(count) * self._start[-1]
         return np.searchsorted(self._start, draw, side="right").astype(np.int64)
+
+
+def _require_limit(time_limit: int | None) -> None:
+    if time_limit is not None and (not isinstance(time_limit, int) or time_limit < 1):
+        raise UserError(f"time_limit must be a whole number of at least 1, not {time_limit!r}.")
 
 
 def _float(x: NDArray[Any]) -> Tensor:

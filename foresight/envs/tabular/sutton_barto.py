@@ -50,9 +50,15 @@ def windy_grid(
     """Example 6.5: a grid in which a wind blows upwards by `wind` cells in each column; -1 a step until the goal.
 
     `king` adds the diagonal moves and `stay` a ninth one (exercise 6.9); with `stochastic` the wind of a windy column
-    is one more or one less with probability 1/3 each (exercise 6.10).
+    is one more or one less with probability 1/3 each (exercise 6.10). Raises UserError for a grid without the start, in
+    the fourth row, or the goal, in the eighth column.
     """
     width, start, goal = len(wind), (3, 0), (3, 7)
+    if height <= start[0] or width <= goal[1]:
+        raise UserError(
+            f"A windy grid needs a height of at least {start[0] + 1} and a wind of at least {goal[1] + 1} columns, "
+            f"where its start and goal are, not {height} and {width}."
+        )
     names = list(KING)[: 8 if king else 4] + (["stay"] if stay else [])
     table: Table = {}
     for r in range(height):

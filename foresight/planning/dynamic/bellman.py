@@ -291,6 +291,22 @@ class Sweeps:
         self._deadline.fill(-np.inf)
 
 
+def unbounded(mdp: MDP, policy: Tensor, change: Tensor, tolerance: float) -> bool:
+    """Whether values without discount have no bound: `policy` `[S]` never leaves states that all rise in a sweep.
+
+    `change` `[S]` is that of `Sweeps.improve`, whose policy this is. Where it is above `tolerance` in a set of states
+    that is never left, so is the mean reward of a step there (Puterman 8.5.5).
+    """
+    next_state, weight, _ = policy_model(mdp, policy)
+    index, rising = next_state.long(), change > tolerance
+    while rising.any():
+        kept = rising & ((weight * rising[index]).sum(-1) > 1.0 - 1e-12)
+        if torch.equal(kept, rising):
+            return True
+        rising = kept
+    return False
+
+
 def _blocks(mdp: MDP, outcomes: int = 8_000_000) -> Iterator[slice]:
     """The states as slices with at most about `outcomes` outcomes each."""
     block = max(1, outcomes // (mdp.actions * mdp.next_state.shape[2]))

@@ -16,6 +16,7 @@ from foresight.training.options import field_types, flatten
 RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; the rest is Config
 # Each is at least 1.
 COUNTS = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "predict_tokens", "layers")
+SHARES = ("tau", "popart_rate")  # by which targets and moments move: with 0 they never do
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of text algorithms that sample
 
 
@@ -128,6 +129,8 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
         samples = "max_new_tokens" in config and name in SAMPLING  # a stricter rule follows below
         if "temperature" in name and not samples and any(x < 0 for x in numbers):
             raise UserError(f"{name} must be at least 0, not {plain(value)}.")
+        if (name == "hidden" or name.endswith("_hidden")) and any(x < 1 for x in numbers):
+            raise UserError(f"{name} must have widths of at least 1, not {plain(value)}.")
         if not isinstance(value, int | float):
             continue
         if (
@@ -142,6 +145,10 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
         if name.endswith("_fraction") and not 0 <= value <= 1:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
+        if name == "max_grad_norm" and not value > 0:
+            raise UserError(f"{name} must be more than 0, not {value}; inf clips no gradient.")
+        if name in SHARES and not 0 < value <= 1:
+            raise UserError(f"{name} must be more than 0 and at most 1, not {value}.")
     starts, steps = config.get("learning_starts"), config.get("steps", math.inf)
     # A full replay is enough for AlphaZero, so learning may start earlier than `learning_starts`.
     if isinstance(starts, int) and min(starts, config.get("replay_size", starts)) > steps:

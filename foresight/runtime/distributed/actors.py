@@ -193,6 +193,8 @@ def plan(resolved: Settings, count: int) -> tuple[dict[str, Any], Callable[[], E
         if config[shared] % count:
             raise UserError(f"{shared} is {config[shared]}, not a multiple of {count} (--actors): change {shared}.")
         config[shared] //= count
+        if "minibatches" in config:
+            config["minibatches"] = 1  # they are the learner's; an actor's own rollout may be too small for them
     resolved = dataclasses.replace(resolved, config=config)
     begun = config.get("openings", 0), config.get("forked", 0.0)
     return config, lambda: selfplay.env(environments.training(resolved), config[shared], *begun)

@@ -91,7 +91,8 @@ def _check(settings: Settings) -> None:
             known = ", ".join(REPLICATED)
             raise UserError(f"{settings.algorithm} does not run under torchrun; these do: {known}.")
         unfit = ("normalize_obs", "normalize_reward", "target_kl", "popart_rate")
-        found = [name for name in unfit if settings.config.get(name)]
+        given = {name: settings.config.get(name) for name in unfit}
+        found = [name for name, value in given.items() if value is not None and value is not False]
         if found or settings.actors:
             option = (found[0] if found else "actors").replace("_", "-")
             raise UserError(

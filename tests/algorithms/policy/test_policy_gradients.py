@@ -16,7 +16,7 @@ from gymnasium import spaces as gs
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.runtime.checkpoints import checkpoint
-from tests.algorithms.policy.small_envs import Bandit, choice
+from tests.algorithms.policy.small_envs import Bandit, Clock, choice
 from tests.algorithms.states import weights
 from tests.sabotage import sabotaged_by
 
@@ -211,6 +211,28 @@ def test_normalizers_learn_in_training_only(name):
     before = copy.deepcopy(normalizer.state_dict())
     _module(name).act(state, torch.eye(4), explore=True)
     assert all(torch.equal(before[k], v) for k, v in normalizer.state_dict().items())
+
+
+@pytest.mark.parametrize("envs", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a2c", {}), ("off_policy_ac", {}), ("qac", {}), ("trpo", {}), ("ppg", {"minibatches": 2}),
+        ("ppo", {"minibatches": 2}), ("ppo", {"minibatches": 2, "target_kl": 1.0}),
+        ("ppo", {"minibatches": 2, "memory": "gru", "memory_size": 4}),
+    ],
+)  # fmt: skip
+def test_rows_that_only_reset_are_no_experience(name, options, envs):
+    """A rollout is one row of each environment: fewer real ones than minibatches, or none."""
+    module = importlib.import_module(f"foresight.algorithms.policy.{name}")
+    options = {key: min(value, envs) if key == "minibatches" else value for key, value in options.items()}
+    config = module.Config(steps=40, num_envs=envs, rollout_steps=1, hidden=(4,), **options)
+    seen = list(module.train(config, Clock(num_envs=envs, lost=True)))
+    for _, metrics, _ in seen:
+        metrics.pop("explained_variance", None)  # all targets are equal
+        assert all(math.isfinite(value) for value in metrics.values())
+    step, _, state = seen[-1]
+    assert step == 40 and weights(state).isfinite().all()
 
 
 def test_configs_are_frozen():

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.algorithms.policy import impala, ppo, sac
+from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.nets.heads import StateDependentHead
@@ -187,6 +188,18 @@ def test_sac_learns_with_it() -> None:
     env = aim()
     action, _, _ = sac.act(state, env.reset(0))
     assert env._reward(env._context, action).mean() > -0.2  # a random policy: below -2
+
+
+def test_updates_of_sac_in_bfloat16_are_near_those_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    obs, action, reward, after = (torch.randn(64, n, generator=generator) for n in (4, 2, 1, 4))
+    batch = Transitions(obs, action, reward.squeeze(-1), torch.full((64,), 0.9), after, torch.arange(64))
+    found = []
+    for precision in ("float32", "bfloat16"):
+        state = sac.build(dataclasses.replace(HELD_SAC, precision=precision), aim().spaces)
+        found.append(sac.update(state, batch))
+    for name in ("critic_loss", "entropy"):
+        assert found[0][name] != found[1][name] == pytest.approx(found[0][name], rel=0.02)
 
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in ("noise", "noise_age", "generator")])

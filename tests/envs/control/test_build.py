@@ -78,6 +78,37 @@ def test_frame_stack_of_parts() -> None:
     assert f.obs["direction"].tolist() == [[3, 2], [1, 2]]
 
 
+@pytest.mark.parametrize("mode", ["same_step", "next_step", "partial"])
+def test_frame_stack_leaves_the_action_mask_to_the_next_action(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Masked(gymnasium.Env[Any, Any]):
+        observation_space = gs.Dict({"x": gs.Box(0, 9, (1,), np.float32), "action_mask": gs.MultiBinary(2)})
+        action_space = gs.Discrete(2)
+
+        def _show(self) -> Any:
+            return {"x": np.full(1, self._at, np.float32), "action_mask": np.eye(2, dtype=np.int8)[self._at % 2]}
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self._at = 0
+            return self._show(), {}
+
+        def step(self, action: Any) -> Any:
+            self._at += 1
+            return self._show(), 0.0, self._at == 3, False, {}
+
+    spec = gymnasium.envs.registration.EnvSpec("ForesightMasked-v0", entry_point=Masked)
+    monkeypatch.setitem(gymnasium.registry, "ForesightMasked-v0", spec)
+    env = make("ForesightMasked-v0", num_envs=1, engine="gymnasium", frame_stack=2, autoreset=mode)
+    space = env.spaces.obs
+    assert isinstance(space, gs.Dict) and space["action_mask"] == gs.MultiBinary(2) and space["x"].shape == (2, 1)
+    seen = [env.reset(0)]
+    for f in steps(env, 5):
+        seen += [f.obs, f.final_obs]
+    for obs in seen:
+        assert obs["action_mask"].tolist() == [[1, 0] if obs["x"][0, 1, 0] % 2 == 0 else [0, 1]]
+    with pytest.raises(UserError, match="flatten would make the action_mask of 'ForesightMasked-v0' a part"):
+        make("ForesightMasked-v0", num_envs=1, flatten=True)
+
+
 def test_action_repeat_sums_rewards_and_stops_at_the_end() -> None:
     env = make(COUNTER, num_envs=1, action_repeat=2, engine="gymnasium")
     env.reset(0)
@@ -126,6 +157,9 @@ def test_rescaled_actions_cover_the_bounds() -> None:
     assert rescaled.spaces.action == gs.Box(-1.0, 1.0, (1,), np.float32)
     a, b = rollout(rescaled, actions), rollout(make("Pendulum-v1", num_envs=2), 2 * actions)
     same(a.replace(action=2 * a.action), b)
+    options: dict[str, Any] = {"num_envs": 1, "engine": "gymnasium"}
+    assert make("Pendulum-v1", rescale_action=True, **options).engine_action.high == 1  # type: ignore[attr-defined]
+    assert make("Pendulum-v1", clip_reward=True, **options).engine_action.high == 2  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="bounded Box"):
         make("CartPole-v1", rescale_action=True)
 

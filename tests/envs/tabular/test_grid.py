@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -95,6 +96,15 @@ def test_options_and_limits_of_toy_text() -> None:
     assert int(grid.make("Taxi-v4").start.count_nonzero()) == 300
     custom = grid.make("FrozenLake-v1", desc=["SFH", "FFG"])
     assert custom.states == 6 and custom.layout is not None and custom.layout.cells == ("S.T", "..G")
+
+
+@pytest.mark.parametrize("limit", [0, -5, 2.5])
+def test_a_time_limit_below_one_is_refused(limit: Any) -> None:
+    reported = f"time_limit must be a whole number of at least 1, not {limit}"
+    with pytest.raises(UserError, match=reported):
+        grid.make("FrozenLake-v1", time_limit=limit)
+    with pytest.raises(UserError, match=reported):
+        grid.make("FrozenLake-v1").sample(time_limit=limit)
 
 
 def test_random_mdps() -> None:

@@ -51,6 +51,9 @@ def test_windy_grid_world() -> None:
     assert int(plain.next_state[at(3, 6), 1, 0]) == at(1, 7)  # right, two cells up: the wind of where one was
     assert int(plain.next_state[at(0, 4), 2, 0]) == at(0, 4)  # down, and blown back up
     assert float(plain.discount[at(3, 6), 1, 0]) == 1 and float(plain.discount[at(4, 8), 3, 0]) == 0
+    for name, value in (("height", 3), ("wind", [0] * 7)):
+        with pytest.raises(UserError, match="A windy grid needs a height of at least 4 and a wind of at least 8"):
+            grid.make("WindyGridWorld", **{name: value})
 
 
 @sabotaged_by("foresight.envs.tabular.mdp.from_table", change("start", lambda x: np.roll(x, 1), "starts_elsewhere"))

@@ -202,3 +202,15 @@ def test_mistakes_are_reported() -> None:
         bellman.policy_value(mdp, torch.zeros(16, dtype=torch.int64), 1.0)  # always up
     with pytest.raises(UserError, match="gamma must be between 0 and 1"):
         bellman.Sweeps(mdp, 1.5)
+
+
+@sabotaged_by("foresight.planning.dynamic.bellman.unbounded", change("change", torch.abs))
+def test_without_discount_values_rise_forever_where_never_ending_earns_reward() -> None:
+    for reward, found in ((0.1, True), (0.0, False), (-0.04, False)):
+        mdp = grid.make("GridWorld8x8", step_reward=reward)
+        sweeps, values = bellman.Sweeps(mdp, 1.0), torch.zeros(mdp.states, dtype=torch.float64)
+        policy = torch.zeros(mdp.states, dtype=torch.int64)
+        for _ in range(5):
+            before = values
+            values, policy, _ = sweeps.improve(values, policy)
+        assert bellman.unbounded(mdp, policy, values - before, 1e-9) == found

@@ -85,6 +85,9 @@ def test_a_dropout_of_all_or_less_than_none_is_refused(value: float) -> None:
         ({"given": {"seed": -1}}, "seed must be at least 0, not -1."),
         ({"given": {"threads": -1}}, "threads must be at least 0, not -1."),
         ({"given": {"learning_starts": -1}}, "learning_starts must be at least 0, not -1."),
+        ({"given": {"hidden": (64, 0)}}, "hidden must have widths of at least 1, not 64 0."),
+        ({"given": {"max_grad_norm": -1.0}}, "max_grad_norm must be more than 0, not -1.0; inf clips no gradient."),
+        ({"given": {"tau": 0.0}}, "tau must be more than 0 and at most 1, not 0.0."),
         (
             {"given": {"learning_starts": 300, "steps": 200}},
             "learning_starts is 300 env steps, but the run ends after 200: no update would be made. "
@@ -98,6 +101,13 @@ def test_settings_that_no_run_can_have_are_refused(options: dict[str, Any], repo
     with pytest.raises(UserError) as caught:
         resolve.resolve("dqn", env="CartPole-v1", **options)
     assert str(caught.value) == reported
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.5])
+def test_a_rate_of_moments_is_a_share(rate: float) -> None:
+    for name in ("ppo", "impala"):
+        with pytest.raises(UserError, match=f"popart_rate must be more than 0 and at most 1, not {rate}"):
+            resolve.resolve(name, env="CartPole-v1", given={"popart_rate": rate})
 
 
 def test_alphazero_starts_at_the_latest_when_its_replay_is_full() -> None:

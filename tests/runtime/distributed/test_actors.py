@@ -264,6 +264,16 @@ def test_actors_share_the_envs_of_an_on_policy_algorithm() -> None:
     assert all(metrics["lag"] == 0 for _, metrics, _ in seen)
 
 
+def test_actors_of_a_memory_need_no_sequence_for_each_minibatch() -> None:
+    """Minibatches of four whole sequences are the learner's; each of two actors has two environments."""
+    fields = {"steps": 64, "minibatches": 4, "memory": "gru", "memory_size": 8}
+    resolved = resolve.resolve("ppo", env="CartPole-v1", given={**FIELDS, **fields}, actors=2)
+    own, envs = actors.plan(resolved, 2)
+    fleet = actors.Inline([actors.Collector("ppo", own, envs, i, 0) for i in range(2)])
+    seen = _apart(ppo, dataclasses.replace(PPO, **fields), fleet)
+    assert [step for step, _, _ in seen] == [32, 64]
+
+
 @pytest.mark.parametrize("module", [a2c, ppg, ppo, trpo], ids=lambda module: module.__name__.rpartition(".")[2])
 def test_the_learner_scales_the_rewards_of_all_actors(module: Any) -> None:
     config = module.Config(steps=32, num_envs=2, rollout_steps=8, hidden=(4,), normalize_reward=True)

@@ -203,6 +203,7 @@ def test_processes_whose_weights_differ_are_reported(off, monkeypatch):
         ("reinforce", {"env": "CartPole-v1"}, "reinforce does not run under torchrun"),
         ("ppo", {"env": "CartPole-v1", "normalize_obs": True}, "--normalize-obs does not work under torchrun"),
         ("ppo", {"env": "CartPole-v1", "popart_rate": 1e-3}, "--popart-rate does not work under torchrun"),
+        ("ppo", {"env": "CartPole-v1", "target_kl": 0.0}, "--target-kl does not work under torchrun"),
         ("grpo", {"task": "addition", "completer": "http://localhost:1"}, "--completer does not work under torchrun"),
         ("grpo", {"task": "addition", "optimizer": "adamw8bit"}, "--optimizer must be adamw under torchrun"),
     ],
