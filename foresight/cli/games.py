@@ -182,6 +182,7 @@ def against(agent: Agent, human_first: bool, simulations: int | None, lines: Ite
             drawn = len(history)
         if int(game.mover(position)[0]) != human:
             action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
+            action = action.cpu()  # the rules are on the CPU, wherever the network is
             name = game.move_name(position, int(action[0]))
             value = f" (your expected score: {_percent(-_value(extras, int(action[0])))})" if "value" in extras else ""
             history.append(game.step(position, action).position)

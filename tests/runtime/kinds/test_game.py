@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from foresight.errors import NotFinite, UserError
 from foresight.runtime import run
 from foresight.runtime.config import resolve
 from foresight.runtime.evaluation import match
+from foresight.runtime.kinds import game as kind
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
@@ -109,6 +111,13 @@ def test_what_is_shown_first_is_what_is_played() -> None:
         differs += match.principal_variation(extras["tree"])[0] != int(action)
         position = state.game.step(position, action).position
     assert differs
+
+
+def test_actions_are_read_from_the_device_of_the_network() -> None:
+    elsewhere = types.SimpleNamespace(cpu=lambda: torch.tensor([4]))  # unreadable on its device
+    module = types.SimpleNamespace(act=lambda *_, explore: (elsewhere, {}, None))
+    agent: Any = types.SimpleNamespace(module=module, state=None)
+    assert kind.KIND.act(agent, games.make("tic_tac_toe").start(1), False).tolist() == [4]
 
 
 def test_one_simulation_is_one_legal_move_tried() -> None:
