@@ -162,6 +162,8 @@ def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
 
 def against(agent: Agent, human_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
     """Play one game against `agent`, with the moves and commands of `lines`, until it is over or the lines end."""
+    import torch
+
     from foresight.envs.games.notation import colors, named
 
     if simulations is not None and simulations < 0:
@@ -176,6 +178,7 @@ def against(agent: Agent, human_first: bool, simulations: int | None, lines: Ite
         style="dim", markup=False,
     )  # fmt: skip
     while not bool(game.over(history[-1])[0]):
+        game.free_except(torch.cat(history))  # not the positions of searches
         position = history[-1]
         if drawn != len(history):  # the human's move is shown before the agent searches
             console.print("\n" + board(game, history) + "\n", markup=False)
