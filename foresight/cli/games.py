@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 if TYPE_CHECKING:  # these import torch
@@ -65,6 +65,7 @@ def match(
         raise UserError(f"--openings must be at least 0, not {openings}.")
     if simulations is not None and simulations < 0:
         raise UserError(f"--simulations must be 0 (the raw policy) or more, not {simulations}.")
+    fields.check_seed(seed)
     from foresight.planning.games import opponents
     from foresight.runtime.evaluation import match as matches
     from foresight.runtime.evaluation import players

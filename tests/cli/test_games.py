@@ -221,6 +221,8 @@ def test_the_checkpoints_of_a_run_play_each_other(run: Path, capsys: pytest.Capt
         (["match", "random", "minimax:2"], "Name a run first"),
         (["match", "RUN", "minimax:0"], "Unknown opponent"),
         (["match", "RUN", "random", "--games", "0"], "--games must be at least 1"),
+        (["match", "RUN", "random", "--seed", "-3"], "--seed must be at least 0, not -3."),
+        (["eval", "RUN", "--seed", "-3"], "--seed must be at least 0, not -3."),
         (["match", "RUN", "nowhere"], "is not a run directory"),
         (["play", "RUN", "--prompt", "x"], "--prompt is for language runs"),
         (["play", "RUN", "--gif", "x.gif"], "--gif is for"),

@@ -178,7 +178,9 @@ def _uct(
 
 
 def stream(seed: int) -> NDArray[np.int64]:
-    """The random state of the compiled loops: int64 `[1]`, never 0."""
+    """The random state of the compiled loops: int64 `[1]`, never 0. Raises UserError for a seed below 0."""
+    if seed < 0:
+        raise UserError(f"seed must be at least 0, not {seed}.")
     return np.random.default_rng(seed).integers(1, 2**62, 1)
 
 
