@@ -9,6 +9,7 @@ Source: MuZero (arXiv:1911.08265), appendices F and G; reanalysis is of arXiv:21
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -181,9 +182,10 @@ def check(config: ModelConfig, *counts: str) -> None:
 
 
 def check_exploration(config: ExplorationConfig) -> None:
-    """Raise UserError for temperatures below 0, or none, and for an invalid Dirichlet noise."""
-    if not config.temperatures or not all(temperature >= 0 for temperature in config.temperatures):
-        raise UserError(f"temperatures must be one or more numbers of at least 0, not {tuple(config.temperatures)}.")
+    """Raise UserError for temperatures below 0 or infinite, or none, and for an invalid Dirichlet noise."""
+    temperatures = tuple(config.temperatures)
+    if not temperatures or not all(0 <= temperature < math.inf for temperature in temperatures):
+        raise UserError(f"temperatures must be one or more finite numbers of at least 0, not {temperatures}.")
     selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
 
 

@@ -403,9 +403,9 @@ def _check(config: Config, game: Game) -> None:
         raise UserError(f"held_out must be between 0 and 0.5, not {config.held_out}.")
     errors.at_least(
         1, config, "supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch_size",
-        "pool_every"
+        "pool_every", "channels",
     )  # fmt: skip
-    errors.at_least(0, config, "play_simulations", "c_puct")
+    errors.at_least(0, config, "play_simulations", "c_puct", "blocks")
     if not config.softmax_temperature > 0:
         raise UserError(f"softmax_temperature must be above 0, not {config.softmax_temperature}.")
     playouts.require_room(game, config.expert_simulations, " (expert_simulations)")
