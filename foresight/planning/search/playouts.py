@@ -26,6 +26,7 @@ from foresight.planning.search.tree import NONE, Tree, priors
 
 UCT_C = 2.0  # OpenSpiel's choice in its examples, for values in [-1, 1]
 UNTRIED, ILLEGAL = -1, -2
+MOST = 2**31 - 1  # simulations, which OpenSpiel and the compiled loops count in 32 bits
 
 
 @njit(cache=True, nogil=True)
@@ -350,11 +351,13 @@ def _openspiel_tree(game: Spiel, number: int, root: Any) -> Tree:
 
 
 def require_room(game: Game, simulations: int, more: str = "") -> None:
-    """Raise UserError if the tree of `uct` does not fit in memory; `more` is added to the message."""
+    """Raise UserError if the tree of `uct` does not fit in memory or in 32 bits; `more` is added to the message."""
     if isinstance(simulations, bool) or not isinstance(simulations, int):
         raise UserError(f"The number of simulations must be a whole number, not {simulations!r}{more}.")
     if isinstance(game, Native):  # OpenSpiel's search has its own limit
         memory.require(1, simulations, game.actions // 3 + 1, more=more)  # the children only
+    if simulations >= MOST:
+        raise UserError(f"simulations is {simulations:,}{more}, but must be below {MOST:,}: use fewer.")
 
 
 def seed_of(random: NDArray[np.int64]) -> int:
