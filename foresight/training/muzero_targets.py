@@ -174,6 +174,11 @@ def check(config: ModelConfig, *counts: str) -> None:
     memory.require(config.num_envs, config.simulations, 1, 4 * training.latent_size)  # a lower bound
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze must be between 0 and 1, not {config.reanalyze}.")
+    if training.search_values and int(config.reanalyze * training.batch_size) < 1:
+        raise UserError(
+            f"search_values is set, but reanalyze is {config.reanalyze}: none of the {training.batch_size} sequences "
+            "of a batch is searched again. Raise reanalyze, or leave search_values out."
+        )
     if not 0 < training.learning_rate_decay <= 1:
         raise UserError(
             f"learning_rate_decay must be above 0 and at most 1 (a constant learning rate), not "
