@@ -217,7 +217,7 @@ def _episodes(
     from foresight.runtime import episodes as recorder
     from foresight.runtime.run import load
 
-    which, parts = int(checkpoint) if checkpoint.isdigit() else checkpoint, []
+    which, parts = int(checkpoint) if checkpoint.isdecimal() else checkpoint, []
     agents = [load(run, which, device) for run in runs]
     try:
         if len(environments := {agent.settings.env for agent in agents}) > 1:

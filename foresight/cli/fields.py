@@ -106,6 +106,12 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def check_seed(seed: int) -> None:
+    """Raise UserError for a seed below 0."""
+    if seed < 0:
+        raise UserError(f"--seed must be at least 0, not {seed}.")
+
+
 def _whole(text: str) -> str:
     try:
         number = float(text)

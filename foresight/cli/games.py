@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 if TYPE_CHECKING:  # these import torch
@@ -65,6 +65,7 @@ def match(
         raise UserError(f"--openings must be at least 0, not {openings}.")
     if simulations is not None and simulations < 0:
         raise UserError(f"--simulations must be 0 (the raw policy) or more, not {simulations}.")
+    fields.check_seed(seed)
     from foresight.planning.games import opponents
     from foresight.runtime.evaluation import match as matches
     from foresight.runtime.evaluation import players
@@ -162,6 +163,8 @@ def _watched(title: str, games: int) -> Iterator[Callable[[int, int], None]]:
 
 def against(agent: Agent, human_first: bool, simulations: int | None, lines: Iterator[str]) -> None:
     """Play one game against `agent`, with the moves and commands of `lines`, until it is over or the lines end."""
+    import torch
+
     from foresight.envs.games.notation import colors, named
 
     if simulations is not None and simulations < 0:
@@ -176,12 +179,14 @@ def against(agent: Agent, human_first: bool, simulations: int | None, lines: Ite
         style="dim", markup=False,
     )  # fmt: skip
     while not bool(game.over(history[-1])[0]):
+        game.free_except(torch.cat(history))  # not the positions of searches
         position = history[-1]
         if drawn != len(history):  # the human's move is shown before the agent searches
             console.print("\n" + board(game, history) + "\n", markup=False)
             drawn = len(history)
         if int(game.mover(position)[0]) != human:
             action, extras, _ = agent.module.act(agent.state, position, None, explore=False, **options)
+            action = action.cpu()  # the rules are on the CPU, wherever the network is
             name = game.move_name(position, int(action[0]))
             value = f" (your expected score: {_percent(-_value(extras, int(action[0])))})" if "value" in extras else ""
             history.append(game.step(position, action).position)

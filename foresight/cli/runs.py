@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.cli.train import measured
 from foresight.errors import UserError
 from foresight.runtime import kinds
@@ -100,6 +100,7 @@ def eval_(
     """
     if episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {episodes}.")
+    fields.check_seed(seed)
     from foresight.runtime import run as runner
 
     agent = runner.load(run, checkpoint, device, completer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 FPS = 20.0
@@ -48,8 +48,7 @@ def stack(
     """
     if episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {episodes}.")
-    if seed < 0:
-        raise UserError(f"--seed must be at least 0, not {seed}.")
+    fields.check_seed(seed)
     from foresight.agents import stack as stacks
     from foresight.envs.control.errands import picture
     from foresight.envs.control.errands.rules import Errand

@@ -137,7 +137,7 @@ def image_encoder(space: gs.Space[Any], images: str, **options: Any) -> ImageEnc
     if images not in IMAGES:
         raise errors.unknown("image encoder", images, IMAGES)
     if colon:
-        if images not in ("vit", "swin") or not patch.isdigit():
+        if images not in ("vit", "swin") or not patch.isdecimal():
             raise UserError(f"A patch is a number of pixels of vit or swin, as in vit:16, not '{images}:{patch}'.")
         options = {"patch": int(patch), **options}
     shape = space.shape or ()

@@ -9,6 +9,7 @@ Source: MuZero (arXiv:1911.08265), appendices F and G; reanalysis is of arXiv:21
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -173,6 +174,11 @@ def check(config: ModelConfig, *counts: str) -> None:
     memory.require(config.num_envs, config.simulations, 1, 4 * training.latent_size)  # a lower bound
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze must be between 0 and 1, not {config.reanalyze}.")
+    if training.search_values and int(config.reanalyze * training.batch_size) < 1:
+        raise UserError(
+            f"search_values is set, but reanalyze is {config.reanalyze}: none of the {training.batch_size} sequences "
+            "of a batch is searched again. Raise reanalyze, or leave search_values out."
+        )
     if not 0 < training.learning_rate_decay <= 1:
         raise UserError(
             f"learning_rate_decay must be above 0 and at most 1 (a constant learning rate), not "
@@ -181,9 +187,10 @@ def check(config: ModelConfig, *counts: str) -> None:
 
 
 def check_exploration(config: ExplorationConfig) -> None:
-    """Raise UserError for temperatures below 0, or none, and for an invalid Dirichlet noise."""
-    if not config.temperatures or not all(temperature >= 0 for temperature in config.temperatures):
-        raise UserError(f"temperatures must be one or more numbers of at least 0, not {tuple(config.temperatures)}.")
+    """Raise UserError for temperatures below 0 or infinite, or none, and for an invalid Dirichlet noise."""
+    temperatures = tuple(config.temperatures)
+    if not temperatures or not all(0 <= temperature < math.inf for temperature in temperatures):
+        raise UserError(f"temperatures must be one or more finite numbers of at least 0, not {temperatures}.")
     selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from foresight.algorithms.search import alphazero
-from foresight.cli.games import _names, board, view
+from foresight.cli.games import _names, against, board, view
 from foresight.cli.main import main
 from foresight.envs.games import make as games
 from foresight.envs.games.game import replay
@@ -86,6 +88,29 @@ def test_what_is_marked_on_a_board_is_what_was_placed() -> None:
         if name == "connect_four":
             assert shown.splitlines()[-2] == "(X). . . . . ."
     assert colors(games.make("chess")) == ("White, capitals", "Black, small letters")
+
+
+def test_a_move_is_read_from_the_device_of_the_network(capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = types.SimpleNamespace(cpu=lambda: torch.tensor([4]))  # unreadable on its device
+    module = types.SimpleNamespace(act=lambda *_, explore: (elsewhere, {}, None))
+    agent = types.SimpleNamespace(env=games.make("tic_tac_toe"), module=module, state=None)
+    against(agent, False, None, iter(()))  # type: ignore[arg-type]
+    assert "The agent plays b2" in capsys.readouterr().out
+
+
+def test_a_game_keeps_its_own_positions_alone() -> None:
+    """A game of OpenSpiel's holds every position that a search makes until others are freed."""
+    game, held = games.make("breakthrough", rows=5, columns=3), []
+    config = alphazero.Config(channels=4, blocks=1, play_simulations=4)
+    agent = type("Agent", (), {"env": game, "module": alphazero, "state": alphazero.build(config, game)})()
+
+    def lines() -> Iterator[str]:
+        for _ in range(3):
+            held.append(len(game._states))
+            yield f"#{game.state(max(game._states)).legal_actions()[0]}"
+
+    against(agent, True, None, lines())
+    assert held == [1, 3, 5]
 
 
 def test_ctrl_c_leaves_a_clean_line(
@@ -196,6 +221,8 @@ def test_the_checkpoints_of_a_run_play_each_other(run: Path, capsys: pytest.Capt
         (["match", "random", "minimax:2"], "Name a run first"),
         (["match", "RUN", "minimax:0"], "Unknown opponent"),
         (["match", "RUN", "random", "--games", "0"], "--games must be at least 1"),
+        (["match", "RUN", "random", "--seed", "-3"], "--seed must be at least 0, not -3."),
+        (["eval", "RUN", "--seed", "-3"], "--seed must be at least 0, not -3."),
         (["match", "RUN", "nowhere"], "is not a run directory"),
         (["play", "RUN", "--prompt", "x"], "--prompt is for language runs"),
         (["play", "RUN", "--gif", "x.gif"], "--gif is for"),

@@ -39,6 +39,7 @@ KIND = "game"
 UNIT = "updates"
 METRICS = ("accuracy", "wins", "value_error", "policy_loss", "value_loss")
 CONSTANT = float("inf")  # PUCT's c_base: exploration does not grow with the visits
+ENOUGH = 1_000  # games, of which at least one gives a position for the value network
 
 
 @dataclass(frozen=True)
@@ -284,7 +285,8 @@ def value_positions(state: State, games: int, per_game: int) -> tuple[Tensor, Te
     """Planes, outcomes and games of self-play positions, one per game (`per_game` 0: all after the random move).
 
     σ plays up to a random time, then one random legal move is made, then ρ plays. The paper uses the first position
-    after the random move.
+    after the random move. If every game is over before its random move, twice as many are played. Raises LostError if
+    `ENOUGH` games give no position.
     """
     game, generator = state.game, state.generator
     half = max(2, _typical(state) - 2)
@@ -310,6 +312,10 @@ def value_positions(state: State, games: int, per_game: int) -> tuple[Tensor, Te
         position[live] = game.step(position[live], action[live]).position
         game.free_except(position)
         t += 1
+    if not planes and games < ENOUGH:  # σ ended every game before its random move
+        return value_positions(state, 2 * games, per_game)
+    if not planes:
+        raise LostError(f"All {games:,} games ended before their random move: raise supervised or expert_games.")
     owner = torch.cat(owners)
     first = (2 * game.first_score(position) - 1)[owner]
     return torch.cat(planes), torch.where(torch.cat(movers) == 0, first, -first), owner
@@ -403,9 +409,9 @@ def _check(config: Config, game: Game) -> None:
         raise UserError(f"held_out must be between 0 and 0.5, not {config.held_out}.")
     errors.at_least(
         1, config, "supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch_size",
-        "pool_every"
+        "pool_every", "channels",
     )  # fmt: skip
-    errors.at_least(0, config, "play_simulations", "c_puct")
+    errors.at_least(0, config, "play_simulations", "c_puct", "blocks")
     if not config.softmax_temperature > 0:
         raise UserError(f"softmax_temperature must be above 0, not {config.softmax_temperature}.")
     playouts.require_room(game, config.expert_simulations, " (expert_simulations)")

@@ -11,9 +11,9 @@ in the game (PUCT), no gating, self-play and training in alternation at a fixed 
 Options: the search of Gumbel AlphaZero (Danihelka et al. 2022), which improves the policy with as few as 2 simulations
 and needs neither noise nor temperature (the default, as simulations are expensive on a CPU); board symmetries in
 training (as AlphaGo Zero; AlphaZero has none); λ-returns over the search's values instead of z (λ = 1 is z); short
-searches whose moves are played but not trained on (playout cap randomization, KataGo, arXiv:1902.10565 §3.1); a first
-phase in which random playouts evaluate the leaves (`playout_steps`; the paper has none). Different here: blocks
-without batch normalization (as in later KataGo), AdamW instead of momentum.
+searches, without Dirichlet noise, whose moves are played but not trained on (playout cap randomization, KataGo,
+arXiv:1902.10565 §3.1); a first phase in which random playouts evaluate the leaves (`playout_steps`; the paper has
+none). Different here: blocks without batch normalization (as in later KataGo), AdamW instead of momentum.
 """
 
 from __future__ import annotations
@@ -196,9 +196,12 @@ def act(
 
 @torch.inference_mode()
 def run_search(
-    state: State, position: Tensor, simulations: int, generator: torch.Generator | None = None
+    state: State, position: Tensor, simulations: int, generator: torch.Generator | None = None, cheap: bool = False
 ) -> SearchResult:
-    """Search with the network at the leaves: with a `generator` as in self-play, without one for the best move."""
+    """Search with the network at the leaves: with a `generator` as in self-play, without one for the best move.
+
+    A `cheap` search of self-play has no Dirichlet noise: its moves are not trained on, so they are to be good (KataGo).
+    """
     config, explore = state.config, generator is not None
     network = state.player if explore and state.player is not None else state.network
     evaluate = each_once(lambda planes: network(planes.to(_device(state))))
@@ -210,7 +213,7 @@ def run_search(
         return found if simulations else found._replace(action=found.weights.argmax(-1))
     found = search(
         model, position, simulations, PUCT(config.c_init, normalize="none", first_play="zero"), generator=generator,
-        noise=Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction) if explore else None,
+        noise=Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction) if explore and not cheap else None,
     )  # fmt: skip
     if explore:
         early = state.game.moves(position) < config.temperature_moves
@@ -240,7 +243,7 @@ def self_play(state: State, position: Tensor, ended: Callable[[State, Moves, flo
         action, weights, value = playouts(state, position)
     else:
         count = config.simulations if full else config.cheap_simulations
-        action, weights, value, _ = run_search(state, position, count, state.generator)
+        action, weights, value, _ = run_search(state, position, count, state.generator, cheap=not full)
     moved = game.step(position, action)
     columns = {
         "obs": game.planes(position), "legal": game.legal(position), "policy": weights, "value": value,

@@ -72,6 +72,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     training = config.training
     muzero_targets.check(config, "lstm_horizon", "lstm_size")
     muzero_targets.check_exploration(config)
+    if not config.shrink > 0:
+        raise UserError(f"shrink must be above 0, not {config.shrink}: it is a share of training.")
     if training.batch_size * config.unroll_steps < 2:
         raise UserError("batch_size times unroll_steps must be at least 2: consistency is computed over a batch.")
     require_end(spaces, config.gamma)

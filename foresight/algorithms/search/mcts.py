@@ -10,6 +10,7 @@ score, so that a run can be compared and played against like any other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,11 +51,13 @@ class State:
 
 
 def build(config: Config, game: Game, device: str | torch.device = "cpu") -> State:
-    """The State. Raises UserError for fewer than 1 simulation, or more simulations than fit into memory."""
+    """The State. Raises UserError for fewer than 1 simulation or more than fit into memory, and for an invalid `c`."""
     if config.simulations < 1:
         raise UserError(
             f"simulations must be at least 1, not {config.simulations}: MCTS has no policy without a search."
         )
+    if not 0 <= config.c < math.inf:
+        raise UserError(f"c must be a number of at least 0, not {config.c}.")
     playouts.require_room(game, config.simulations)
     return State(config, playouts.stream(config.seed), game=game)
 

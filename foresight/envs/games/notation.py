@@ -38,6 +38,6 @@ def named(game: Game, position: Tensor, text: str) -> int:
         return names[wish]
     if len(folded.get(wish.lower(), [])) == 1:  # Nb3 and nb3 may differ in chess, b3 and B3 do not in Go
         return folded[wish.lower()][0]
-    if wish.startswith("#") and wish[1:].isdigit() and int(wish[1:]) in legal:
+    if wish.startswith("#") and wish[1:].isdecimal() and int(wish[1:]) in legal:
         return int(wish[1:])
     raise UserError(f"'{wish}' is not legal here. Legal: {', '.join(names) or 'none, the game is over'}.")

@@ -38,6 +38,7 @@ def make(name: str, game: Game, seed: int = 0) -> Chooser:
         raise UserError(f"Unknown opponent '{name}'. Use {FORMS}, with an integer of at least 1, such as mcts:1000.")
     number = int(text)
     if kind == "minimax":
+        number = min(number, game.longest)  # no game is deeper
         return lambda position: minimax.minimax(game, position, number, random)
     playouts.require_room(game, number, f" ({name})")
 

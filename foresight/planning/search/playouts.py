@@ -26,6 +26,7 @@ from foresight.planning.search.tree import NONE, Tree, priors
 
 UCT_C = 2.0  # OpenSpiel's choice in its examples, for values in [-1, 1]
 UNTRIED, ILLEGAL = -1, -2
+MOST = 2**31 - 1  # simulations, which OpenSpiel and the compiled loops count in 32 bits
 
 
 @njit(cache=True, nogil=True)
@@ -178,7 +179,9 @@ def _uct(
 
 
 def stream(seed: int) -> NDArray[np.int64]:
-    """The random state of the compiled loops: int64 `[1]`, never 0."""
+    """The random state of the compiled loops: int64 `[1]`, never 0. Raises UserError for a seed below 0."""
+    if seed < 0:
+        raise UserError(f"seed must be at least 0, not {seed}.")
     return np.random.default_rng(seed).integers(1, 2**62, 1)
 
 
@@ -348,11 +351,13 @@ def _openspiel_tree(game: Spiel, number: int, root: Any) -> Tree:
 
 
 def require_room(game: Game, simulations: int, more: str = "") -> None:
-    """Raise UserError if the tree of `uct` does not fit in memory; `more` is added to the message."""
+    """Raise UserError if the tree of `uct` does not fit in memory or in 32 bits; `more` is added to the message."""
     if isinstance(simulations, bool) or not isinstance(simulations, int):
         raise UserError(f"The number of simulations must be a whole number, not {simulations!r}{more}.")
     if isinstance(game, Native):  # OpenSpiel's search has its own limit
         memory.require(1, simulations, game.actions // 3 + 1, more=more)  # the children only
+    if simulations >= MOST:
+        raise UserError(f"simulations is {simulations:,}{more}, but must be below {MOST:,}: use fewer.")
 
 
 def seed_of(random: NDArray[np.int64]) -> int:

@@ -377,6 +377,8 @@ class Gumbel:
             raise UserError(f"Gumbel's considered must be at least 1 action, not {self.considered}.")
         if not 0 <= self.value_scale < math.inf:
             raise UserError(f"Gumbel's value_scale must be a number of at least 0, not {self.value_scale}.")
+        if not 0 <= self.max_visit_init < math.inf:
+            raise UserError(f"Gumbel's max_visit_init must be a number of at least 0, not {self.max_visit_init}.")
 
     def noise(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """Gumbel noise times `scale`, by which root actions are sampled without replacement."""

@@ -55,7 +55,7 @@ class Maps:
         "received" is what each key gets on average, `[1, S]`. `without_first` leaves out the first token. Raises
         UserError for another name, a head that does not exist, and a rollout where queries are not the keys.
         """
-        name = int(name) if isinstance(name, str) and name.isdigit() else name
+        name = int(name) if isinstance(name, str) and name.isdecimal() else name
         if isinstance(name, int):
             fewest = min(len(layer) for layer in self.weights)
             if not 0 <= name < fewest:

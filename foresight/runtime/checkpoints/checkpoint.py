@@ -277,7 +277,7 @@ def find(run: Path, which: str | int = "latest") -> Path:
     elif which == "best":
         found = best(folder) or latest(folder)
     else:
-        found = all_steps(folder).get(int(which)) if str(which).isdigit() else None
+        found = all_steps(folder).get(int(which)) if str(which).isdecimal() else None
     if found is None:
         raise UserError(f"{run} has no checkpoint '{which}'. There are: {listed(folder)}.")
     return found

@@ -135,10 +135,14 @@ def _kind(module: Algorithm, env: Environment) -> Kind[Any]:
 def snapshot_generators(state: State) -> Callable[[], None]:
     """A function that resets every random generator of `state` to its present state."""
     before = [(generator, _get_state(generator)) for generator in generators(state)]
+    stream: Any = getattr(state, "random", None)
+    kept = stream.copy() if isinstance(stream, np.ndarray) else None  # `playouts.stream`, changed in place
 
     def rewind() -> None:
         for generator, bits in before:
             _set_state(generator, bits)
+        if kept is not None:
+            stream[:] = kept
 
     return rewind
 

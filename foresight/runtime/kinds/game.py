@@ -61,7 +61,7 @@ def _act(agent: Agent, obs: Any, explore: bool) -> Any:
     import torch
 
     with torch.no_grad():
-        return agent.module.act(agent.state, obs, None, explore=explore)[0].numpy()
+        return agent.module.act(agent.state, obs, None, explore=explore)[0].cpu().numpy()
 
 
 KIND = Kind(

@@ -59,6 +59,15 @@ def test_a_game_gives_one_position_for_the_value(trained: ag.State) -> None:
     assert len(ag.value_positions(trained, 60, 0)[2]) > 100
 
 
+def test_a_game_that_ends_before_its_random_move_is_played_again(
+    trained: ag.State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(len(ag.value_positions(trained, 1, 1)[0]) >= 1 for _ in range(30))
+    monkeypatch.setattr(ag, "_typical", lambda state: 10**9)  # a random time that no game lasts until
+    with pytest.raises(LostError, match="All 1,024 games ended before their random move"):
+        ag.value_positions(trained, 4, 1)
+
+
 def imitation(state: ag.State) -> float:
     for _ in range(120):
         metrics = ag.update(state)

@@ -208,6 +208,25 @@ def test_cheap_searches_are_played_but_not_trained_on() -> None:
     assert 0.1 * step < len(state.replay) < 0.4 * step
 
 
+def test_cheap_searches_have_no_noise_at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root of a full search has noise; that of a cheap one, which is not trained on, has the network's prior."""
+    config = dataclasses.replace(SMALL, rule="puct", full_share=0.5, num_games=1)
+    state, found, search = az.build(config, TTT), {}, az.search
+
+    def noted(model: Any, position: torch.Tensor, simulations: int, *rest: Any, **options: Any) -> Any:
+        result = search(model, position, simulations, *rest, **options)
+        found[simulations] = result.tree.prior[0, 0]
+        return result
+
+    monkeypatch.setattr(az, "search", noted)
+    for _ in range(20):
+        state.running.actions, state.running.rows = [[]], [[]]
+        az.self_play(state, TTT.start(1))
+    prior = torch.softmax(state.network(TTT.planes(TTT.start(1)))[0][0], -1).detach()
+    torch.testing.assert_close(found[config.cheap_simulations], prior)
+    assert (found[config.simulations] - prior).abs().max() > 0.01
+
+
 @sabotaged_by(
     "foresight.algorithms.search.alphazero.playouts",
     lambda f: lambda state, position: (lambda a, w, v: (a, w.roll(1, -1), v))(*f(state, position)),

@@ -114,6 +114,12 @@ def test_a_batch_of_one_is_refused() -> None:
         state_of(batch_size=1, unroll_steps=1)
 
 
+@pytest.mark.parametrize("shrink", [0.0, -0.3])
+def test_a_correction_over_no_share_of_training_is_refused(shrink: float) -> None:
+    with pytest.raises(UserError, match=f"shrink must be above 0, not {shrink}"):
+        state_of(shrink=shrink)
+
+
 @sabotaged_by("foresight.ops.latent.value_prefix", change("horizon", lambda h: h + 1), change("alive", torch.ones_like))
 def test_a_value_prefix_by_hand() -> None:
     """Digits to be added, and what follows the end of the episode at step 1 of the second; new sums after three."""

@@ -140,6 +140,13 @@ def test_a_restored_state_continues_as_the_first(module: ModuleType) -> None:
     assert torch.equal(weights(state), weights(other))
 
 
+@pytest.mark.parametrize("module", ALL, ids=name)
+def test_values_of_searches_that_are_never_made_are_refused(module: ModuleType) -> None:
+    for share in (0.0, 0.1):  # of a batch of 8, so none
+        with pytest.raises(UserError, match=f"search_values is set, but reanalyze is {share}: none of the 8 sequences"):
+            small(module, search_values=True, reanalyze=share)
+
+
 def test_wrong_exponents_are_refused() -> None:
     for wrong, message in (
         ({"priority_exponent": -1.0}, "priority_exponent must be at least 0"),

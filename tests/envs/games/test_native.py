@@ -147,6 +147,8 @@ def test_an_illegal_move_lists_the_legal_ones() -> None:
     full = replay(game, [[0] * 6])
     with pytest.raises(UserError, match=re.escape("'1' is not legal here. Legal: 2, 3, 4, 5, 6, 7.")):
         named(game, full, "1")
+    with pytest.raises(UserError, match="'#²' is not legal here"):
+        named(game, full, "#²")
     go = games.make("go", size=5)
     assert named(go, go.start(1), " C3 ") == 12 and named(go, go.start(1), "PASS") == 25
     with pytest.raises(UserError, match="Game 1, move 2: action 12 is not legal in Go"):

@@ -204,6 +204,20 @@ def test_opponents_that_do_not_exist_are_refused(name: str) -> None:
         opponents.make(name, TTT)
 
 
+@pytest.mark.parametrize("game", [TTT, games.make("tic_tac_toe", rules="openspiel")])
+def test_a_depth_beyond_the_longest_game_is_the_whole_game(game: Any) -> None:
+    won = replay(game, [[0, 3, 1, 4]])
+    assert opponents.make("minimax:1000000000000", game)(won).tolist() == [2]
+
+
+def test_numbers_that_no_search_can_count_are_refused() -> None:
+    spiel = games.make("tic_tac_toe", rules="openspiel")
+    with pytest.raises(UserError, match=r"simulations is 3,000,000,000 \(mcts:3000000000\), but must be below"):
+        opponents.make("mcts:3000000000", spiel)
+    with pytest.raises(UserError, match="seed must be at least 0, not -1"):
+        opponents.make("random", TTT, -1)
+
+
 def test_the_solver_knows_one_game() -> None:
     with pytest.raises(UserError, match="The solver plays only Connect Four, not tic-tac-toe"):
         opponents.make("solver", TTT)

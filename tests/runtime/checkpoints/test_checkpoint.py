@@ -309,6 +309,11 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) == tmp_path / "step-000000080"
 
 
+def test_a_step_is_a_decimal_number(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no checkpoint '²'"):
+        checkpoint.find(tmp_path, "²")
+
+
 def test_a_best_that_is_set_aside_is_marked_no_more(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, Box(step), step, best=1.0 if step == 2 else None)

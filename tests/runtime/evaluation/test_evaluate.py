@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 import foresight
+from foresight.algorithms.search import alphago, mcts
 from foresight.envs.base import Feedback, Spaces
+from foresight.envs.games import make as games
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime.evaluation import returns
@@ -173,6 +175,16 @@ def test_generators_stay_where_they_were() -> None:
         torch.rand(1, generator=state.generator)
         _ = 1 / 0
     assert draws() == before
+
+
+@pytest.mark.parametrize("module", [mcts, alphago])
+def test_the_random_stream_of_playouts_stays_where_it_was(module: Any) -> None:
+    game = games.make("tic_tac_toe", opponent="random")
+    sizes = {"simulations": 4} if module is mcts else {"play_simulations": 4, "channels": 4, "blocks": 1}
+    state = module.build(module.Config(**sizes), game)
+    before = state.random.copy()
+    first = evaluate(module, state, game, 4)
+    assert state.random == before and evaluate(module, state, game, 4) == first
 
 
 @pytest.mark.parametrize(

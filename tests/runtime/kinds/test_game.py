@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from foresight.errors import NotFinite, UserError
 from foresight.runtime import run
 from foresight.runtime.config import resolve
 from foresight.runtime.evaluation import match
+from foresight.runtime.kinds import game as kind
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
@@ -109,6 +111,13 @@ def test_what_is_shown_first_is_what_is_played() -> None:
         differs += match.principal_variation(extras["tree"])[0] != int(action)
         position = state.game.step(position, action).position
     assert differs
+
+
+def test_actions_are_read_from_the_device_of_the_network() -> None:
+    elsewhere = types.SimpleNamespace(cpu=lambda: torch.tensor([4]))  # unreadable on its device
+    module = types.SimpleNamespace(act=lambda *_, explore: (elsewhere, {}, None))
+    agent: Any = types.SimpleNamespace(module=module, state=None)
+    assert kind.KIND.act(agent, games.make("tic_tac_toe").start(1), False).tolist() == [4]
 
 
 def test_one_simulation_is_one_legal_move_tried() -> None:
@@ -205,8 +214,15 @@ NONSENSE = [
     ("muzero", {"dirichlet_fraction": 2.0}, "dirichlet_fraction must be between"),
     ("muzero", {"temperatures": (1.0, -1.0)}, "temperatures must be at least 0, not 1.0 -1.0"),
     ("muzero", {"temperatures": (float("nan"),)}, "temperatures must be a number, not nan"),
+    ("muzero", {"temperatures": (float("inf"),)}, "temperatures must be one or more finite numbers of at least 0, not"),
+    ("mcts", {"c": -1.0}, "c must be a number of at least 0, not -1.0"),
+    ("mcts", {"c": float("inf")}, "c must be a number of at least 0, not inf"),
     ("gumbel_muzero", {"value_scale": float("inf")}, "value_scale must be a number of at least 0, not inf"),
     ("gumbel_muzero", {"considered": 0}, "considered must be at least 1, not 0"),
+    ("gumbel_muzero", {"max_visit_init": -1.0}, "max_visit_init must be a number of at least 0, not -1.0"),
+    ("gumbel_muzero", {"max_visit_init": float("inf")}, "max_visit_init must be a number of at least 0, not inf"),
+    ("alphago", {"channels": 0}, "channels must be at least 1, not 0"),
+    ("alphago", {"blocks": -1}, "blocks must be at least 0, not -1"),
     ("alphago", {"softmax_temperature": 0.0}, "softmax_temperature must be above 0, not 0.0"),
     ("alphazero", {"env_options": {"opponent": "mcts:lots"}}, "Unknown opponent 'mcts:lots'"),
     ("alphazero", {"env_options": {"opponent": "minimax:²"}}, "Unknown opponent 'minimax:²'"),
