@@ -150,7 +150,8 @@ def _suite_rows(suite: Suite, found: Mapping[str, Any]) -> Iterator[Row]:
             )  # fmt: skip
     for run in suite.runs:
         unit = catalog.entry(run.algorithm).unit
-        env = " ".join(f"{key}={value}" for key, value in run.options.get("env_options", {}).items())
+        options = run.options.get("env_options", {}).items()
+        env = " ".join(f"{key}={value}" for key, value in options if value != "{seed}")
         blank = Row(
             run.algorithm, " ".join(filter(None, (run.preset, run.env, env))), run.result, suite.name, run.target,
             f"foresight reproduce {suite.name} --only {run.result}", run.seeds, run.budget, unit, run.minutes,
