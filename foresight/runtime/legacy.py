@@ -101,8 +101,6 @@ def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("reference_rows", None)  # of unknown rows: computed again
     if algorithm in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"):
         found.setdefault("counts", None)
-        if "tensor" in (found["counts"] or ()):  # of unknown questions: counted again
-            found["counts"] = None
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from foresight.algorithms.language import grpo, rlhf_ppo
+from foresight.algorithms.language import rlhf_ppo
 from foresight.algorithms.world import dreamer, storm
 from foresight.cli import train as command
 from foresight.errors import UserError
@@ -105,12 +105,6 @@ def test_a_state_of_before_is_read_under_its_present_names() -> None:
     present = legacy.state_fields(rlhf_ppo.State, saved)
     assert set(present) == {field.name for field in dataclasses.fields(rlhf_ppo.State)}
     assert present["reward_model"] == "reward_model"
-
-
-def test_counts_without_their_questions_begin_again() -> None:
-    assert legacy.state_fields(grpo.State, {"counts": {"tensor": ["state", "counts"]}})["counts"] is None
-    for known in (None, {"dataclass": ["Counts", {}]}):
-        assert legacy.state_fields(grpo.State, {"counts": known})["counts"] == known
 
 
 @sabotaged_by("foresight.runtime.legacy.address", lambda f: lambda text: text)
