@@ -12,6 +12,7 @@ from foresight.data.trajectory import Same, Tree
 from foresight.data.trajectory import tree_map as tree_map
 
 Message = TypeVar("Message")
+ACTION_MASK = "action_mask"  # the key of a dict observation with the mask of allowed actions
 
 
 def stack(trees: Sequence[Tree], dim: int = 1) -> Tree:

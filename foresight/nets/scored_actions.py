@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foresight.data import trees
 from foresight.data.trajectory import Tree
 from foresight.nets.mlp import ACTIVATIONS, MLP, orthogonal
 
-FEATURES, MASK = "action_features", "action_mask"
+FEATURES, MASK = "action_features", trees.ACTION_MASK
 
 
 class ScoredActions(nn.Module):

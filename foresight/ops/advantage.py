@@ -110,6 +110,17 @@ def overlong(length: Tensor, limit: int, buffer: int) -> Tensor:
     return ((limit - buffer - length) / buffer).clamp(-1, 0)
 
 
+def learnability(right: Tensor, wrong: Tensor) -> Tensor:
+    """How much a group of completions of a prompt may teach: p (1 - p) of its success rate p, `[N]`.
+
+    Shapes: right, wrong `[N]`, the numbers of completions so far. Half a completion of each kind is added, so that a
+    prompt without completions has the largest value, and none has 0. This is the variance of rewards of 0 and 1: a
+    group whose rewards are all equal has no gradient. Source: Foster et al. 2025 (arXiv:2502.12272).
+    """
+    rate = (right + 0.5) / (right + wrong + 1)
+    return rate * (1 - rate)
+
+
 def _centered(rewards: Tensor) -> tuple[Tensor, Tensor]:
     """`(r - mean over the scored ones [P, G], how many were scored [P, 1])`."""
     scored = ~rewards.isnan()

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from foresight.data import embodiments
 from foresight.data.trajectory import Tree
+from foresight.data.trees import ACTION_MASK
 from foresight.envs.base import Env, Feedback, Frame, Spaces
 from foresight.errors import UserError
-
-MASK = "action_mask"  # the key of a dict observation with the mask of allowed actions
 
 
 class Wrapped:
@@ -150,10 +149,10 @@ def flatten(env: Env) -> Env:
     Raises UserError for observations with an action mask, which a vector would hide.
     """
     space = env.spaces.obs
-    if isinstance(space, gs.Dict) and MASK in space.spaces:
+    if isinstance(space, gs.Dict) and ACTION_MASK in space.spaces:
         raise UserError(
-            f"flatten would make the {MASK} of '{env.name}' a part of the vector, where it forbids nothing. Leave out "
-            "flatten: networks take dict observations."
+            f"flatten would make the {ACTION_MASK} of '{env.name}' a part of the vector, where it forbids nothing. "
+            "Leave out flatten: networks take dict observations."
         )
     size = gs.flatdim(space)
     spaces = env.spaces._replace(obs=gs.Box(-np.inf, np.inf, (size,), np.float32))
@@ -186,7 +185,7 @@ def frame_stack(env: Env, count: int) -> Env:
 
     def copies(obs: Tree) -> Tree:
         if isinstance(obs, dict):
-            return {key: x if key == MASK else copies(x) for key, x in obs.items()}
+            return {key: x if key == ACTION_MASK else copies(x) for key, x in obs.items()}
         return obs.unsqueeze(1).repeat_interleave(count, 1)
 
     def start(obs: Tree) -> Tree:
@@ -195,12 +194,12 @@ def frame_stack(env: Env, count: int) -> Env:
 
     def push(old: Tree, new: Tree) -> Tree:
         if isinstance(new, dict):
-            return {key: x if key == MASK else push(old[key], x) for key, x in new.items()}
+            return {key: x if key == ACTION_MASK else push(old[key], x) for key, x in new.items()}
         return torch.cat([old[:, 1:], new.unsqueeze(1)], dim=1)
 
     def restart(stack: Tree, obs: Tree, rows: Tensor) -> Tree:
         if isinstance(obs, dict):
-            return {key: x if key == MASK else restart(stack[key], x, rows) for key, x in obs.items()}
+            return {key: x if key == ACTION_MASK else restart(stack[key], x, rows) for key, x in obs.items()}
         stack = stack.clone()
         stack[rows] = obs[rows].unsqueeze(1).expand(-1, count, *obs.shape[1:])
         return stack
@@ -219,7 +218,9 @@ def frame_stack(env: Env, count: int) -> Env:
 
 def _stacked(space: gs.Space[Any], count: int) -> gs.Space[Any]:
     if isinstance(space, gs.Dict):
-        return gs.Dict({key: part if key == MASK else _stacked(part, count) for key, part in space.spaces.items()})
+        return gs.Dict(
+            {key: part if key == ACTION_MASK else _stacked(part, count) for key, part in space.spaces.items()}
+        )
     if isinstance(space, gs.Box):
         repeat = [np.repeat(bound[None], count, axis=0) for bound in (space.low, space.high)]
         return gs.Box(repeat[0], repeat[1], (count, *space.shape), space.dtype.type)

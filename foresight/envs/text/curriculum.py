@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foresight.errors import UserError, unknown
+from foresight.ops.advantage import learnability
 
 if TYPE_CHECKING:
     from foresight.envs.text.task import Example, TextTask
@@ -71,16 +72,14 @@ def counts_of(task: TextTask, counts: Counts | None) -> Counts:
 
 
 def by_learnability(counts: Tensor, prompts: int, generator: torch.Generator) -> list[int]:
-    """The indices of distinct examples, drawn in proportion to the learnability p (1 - p) of their success rate p.
+    """The indices of distinct examples, drawn in proportion to their learnability.
 
-    `counts` `[N, 2]` holds how many completions of each example were right and wrong, see `count_`. With half a
-    completion of each kind added, an example without completions has the largest weight, and none has the weight 0.
-    A group whose rewards are equal has no gradient, and p (1 - p) is the variance of rewards of 0 and 1.
-    Source: Foster et al. 2025 (arXiv:2502.12272), who estimate p from new completions of candidates; here it is that of
-    the run's own completions, which cost nothing.
+    `counts` `[N, 2]` holds how many completions of each example were right and wrong, see `count_`.
+    Source: Foster et al. 2025 (arXiv:2502.12272), who count new completions of candidates; here they are the run's own,
+    which cost nothing.
     """
-    rate = (counts[:, 0] + 0.5) / (counts.sum(1) + 1)
-    drawn: list[int] = torch.multinomial((rate * (1 - rate)).cpu(), prompts, generator=generator).tolist()
+    right, wrong = counts.cpu().unbind(1)
+    drawn: list[int] = torch.multinomial(learnability(right, wrong), prompts, generator=generator).tolist()
     return drawn
 
 

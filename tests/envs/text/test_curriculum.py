@@ -29,6 +29,7 @@ def uniform(original):
 
 
 @sabotaged_by("foresight.envs.text.curriculum.by_learnability", uniform)
+@sabotaged_by("foresight.ops.advantage.learnability", lambda f: lambda right, wrong: f(right, 0 * wrong))
 def test_examples_are_drawn_in_proportion_to_p_times_1_minus_p():
     counts = torch.tensor([[0.0, 0.0], [3.0, 3.0], [7.0, 0.0], [0.0, 7.0], [4.0, 1.0]])
     rates = torch.tensor([0.5, 0.5, 7.5 / 8, 0.5 / 8, 4.5 / 6])
