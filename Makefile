@@ -7,7 +7,7 @@ PEERS := $(VENV)/.peers
 SITE := $(VENV)/.site
 
 # reasoning-gym needs a package that is compiled on installation. Without a C compiler, leave it out and say so.
-ENVS_EXTRAS := box2d,mujoco,atari,minigrid,minatar,pusht,games,ray,tune,onnx,studio,agents
+ENVS_EXTRAS := box2d,mujoco,atari,minigrid,minatar,pusht,games,ray,tune,onnx,studio,agents,images
 EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(ENVS_EXTRAS)),dev
 
 # Of pip's output: downloads of 20 MB or more, and the beginning of the last step.
