@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import json
 import os
@@ -27,7 +28,7 @@ from foresight.errors import UserError
 from foresight.runtime import lock
 from foresight.studio import attention, boards, decisions, dreams, grid, live, samples, thoughts, traces
 from foresight.studio.encode import Answer, encode
-from foresight.studio.runs import Library
+from foresight.studio.runs import COMPARED, Library, resolved
 
 VIEWS = ("runs", "grid", "search", "imagination", "attention", "thoughts", "agents")
 PAGE = Path(__file__).parent / "page"
@@ -75,7 +76,7 @@ def create(
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
         if token is not None and request.query_params.get("token"):  # the next requests carry it as a cookie
-            response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            response.set_cookie(_cookie(token), token, httponly=True, samesite="strict")
         if request.url.path.startswith("/api/"):
             response.headers["Cache-Control"] = "no-store"
         return response
@@ -136,7 +137,7 @@ def create(
     @app.get("/api/curves")
     def curves(run: Annotated[list[str], Query()], metric: str, x: str = "step", points: int = 600) -> Response:
         found, missing = [], []
-        for one in run[:50]:
+        for one in run[:COMPARED]:
             try:
                 found.append(library.curve(one, metric, x, min(max(points, 2), 5_000)))
             except UserError:
@@ -239,8 +240,8 @@ def create(
 
     @app.get("/{name:path}")
     def page(name: str) -> Response:
-        file = (PAGE / name).resolve()
-        if not name or not file.is_relative_to(PAGE.resolve()) or not file.is_file():
+        file = resolved(PAGE / name)
+        if not name or not file.is_relative_to(PAGE.resolve()) or not os.path.isfile(file):
             if name.startswith("api/") or "." in name:
                 return PlainTextResponse("There is no such page.", status_code=404)
             file = PAGE / "index.html"
@@ -288,10 +289,15 @@ def _refusal(request: Request, hosts: Sequence[str] | None, token: str | None) -
         return PlainTextResponse("Requests that write must be JSON.", status_code=415)
     if token is not None:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        given = request.query_params.get("token") or request.cookies.get(COOKIE) or bearer
-        if not hmac.compare_digest(given.encode(), token.encode()):
+        given = (request.query_params.get("token", ""), request.cookies.get(_cookie(token), ""), bearer)
+        if not any(hmac.compare_digest(one.encode(), token.encode()) for one in given):
             return PlainTextResponse("Open the address with ?token=..., as it was printed.", status_code=401)
     return None
+
+
+def _cookie(token: str) -> str:
+    """The name of the cookie with the token: of this studio alone, because cookies know no ports."""
+    return f"{COOKIE}_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 async def _document(request: Request) -> dict[str, Any]:
@@ -300,7 +306,7 @@ async def _document(request: Request) -> dict[str, Any]:
         raise UserError(f"A request has at most {LONGEST_BODY:,} bytes.")
     try:
         document = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError("The request is not JSON.") from error
     if not isinstance(document, dict):
         raise UserError("The request must be a JSON object.")

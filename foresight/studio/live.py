@@ -11,6 +11,7 @@ from foresight.studio.runs import Library
 
 POLL = 0.25  # seconds between looks at the logs
 SILENT = 10.0  # seconds after which a comment keeps a connection open
+WAITING = 100  # events that a client may leave unread; then its connection ends, and a browser opens another
 
 
 class Live:
@@ -20,17 +21,19 @@ class Live:
         self._library = library
         self._followers: set[asyncio.Queue[str]] = set()
         self._watching: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
 
     async def follow(self) -> AsyncIterator[str]:
-        """The events of one client. It ends when the client closes the connection."""
-        queue: asyncio.Queue[str] = asyncio.Queue()
-        if self._watching is None or self._watching.done():
-            known = await asyncio.to_thread(self._library.stamps)
-            self._watching = asyncio.create_task(self._watch(known))
+        """The events of one client. It ends when the client closes the connection, or reads too slowly."""
+        queue: asyncio.Queue[str] = asyncio.Queue(WAITING)
+        async with self._starting:  # clients that connect at once start one task
+            if self._watching is None or self._watching.done():
+                known = await asyncio.to_thread(self._library.stamps)
+                self._watching = asyncio.create_task(self._watch(known))
         self._followers.add(queue)
         try:
             yield "event: ready\ndata: {}\n\n"
-            while True:
+            while queue in self._followers or not queue.empty():
                 try:
                     yield await asyncio.wait_for(queue.get(), SILENT)
                 except TimeoutError:
@@ -46,8 +49,11 @@ class Live:
                 return
             known, event = await asyncio.to_thread(self._look, known)
             if event is not None:
-                for queue in self._followers:
-                    queue.put_nowait(event)
+                for queue in list(self._followers):
+                    try:
+                        queue.put_nowait(event)
+                    except asyncio.QueueFull:
+                        self._followers.discard(queue)
 
     def _look(self, known: dict[str, float]) -> tuple[dict[str, float], str | None]:
         now = self._library.stamps()

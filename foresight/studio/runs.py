@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from foresight.runtime.monitoring import log
 from foresight.runtime.monitoring.health import Health
 from foresight.studio import samples
 
+PIECE = 4_000_000  # bytes of a log that are parsed at a time: no other thread runs meanwhile
+COMPARED = 50  # runs whose curves are drawn together, and whose columns are kept
 TAIL = 65_536  # bytes of a log that hold at least one row
 RECENT = 20  # last rows whose metrics are checked for the table
 LIVE = 30.0  # seconds since the last row after which a run without a summary counts as stopped,
@@ -45,50 +48,48 @@ class Columns:
 
     inode: int = 0
     offset: int = 0
-    steps: list[float] = dataclasses.field(default_factory=list)
-    seconds: list[float] = dataclasses.field(default_factory=list)
-    values: dict[str, tuple[list[int], list[float]]] = dataclasses.field(default_factory=dict)
+    steps: array[float] = dataclasses.field(default_factory=lambda: array("d"))
+    seconds: array[float] = dataclasses.field(default_factory=lambda: array("d"))
+    values: dict[str, tuple[array[int], array[float]]] = dataclasses.field(default_factory=dict)
     warnings: list[str] = dataclasses.field(default_factory=list)
     health: Health = dataclasses.field(default_factory=Health)
     drawn: dict[tuple[str, str, int], dict[str, Any]] = dataclasses.field(default_factory=dict)  # decimated curves
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)  # held by who reads or looks
 
     def read(self, file: Path) -> None:
         """Add the rows that were appended; start again if the file is another one or is shorter (a resumed run)."""
         try:
             stat = file.stat()
-        except OSError:
-            return
-        if stat.st_ino != self.inode or stat.st_size < self.offset:
-            fresh = Columns(inode=stat.st_ino)
-            for field in dataclasses.fields(self):
-                setattr(self, field.name, getattr(fresh, field.name))
-        if stat.st_size == self.offset:
-            return
-        try:
+            if stat.st_ino != self.inode or stat.st_size < self.offset:
+                fresh = Columns(inode=stat.st_ino, lock=self.lock)
+                for field in dataclasses.fields(self):
+                    setattr(self, field.name, getattr(fresh, field.name))
             with file.open("rb") as stream:
                 stream.seek(self.offset)
-                chunk = stream.read()
+                whole = True
+                while whole and (lines := stream.readlines(PIECE)):
+                    whole = lines[-1].endswith(b"\n")  # else it is being written, and left for the next time
+                    self._add(lines if whole else lines[:-1])
         except OSError:
             return
-        whole = chunk.rfind(b"\n") + 1  # a row that is being written is left for the next time
-        self.offset += whole
-        self.drawn = {}
-        for row in _parsed(chunk[:whole].splitlines()):
-            self._add(row)
 
-    def _add(self, row: dict[str, Any]) -> None:
-        index = len(self.steps)
-        self.steps.append(float(row["step"]))
-        self.seconds.append(float(row.get("seconds", 0.0)))
-        numbers = {}
-        for name, value in row.items():
-            if name in ("step", "seconds") or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            numbers[name] = value
-            where, what = self.values.setdefault(name, ([], []))
-            where.append(index)
-            what.append(float(value))
-        self.warnings += self.health.check(int(row["step"]), numbers)
+    def _add(self, lines: Sequence[bytes]) -> None:
+        if lines:
+            self.offset += sum(map(len, lines))
+            self.drawn = {}
+        for row in _parsed(lines):
+            index = len(self.steps)
+            self.steps.append(float(row["step"]))
+            self.seconds.append(float(row.get("seconds", 0.0)))
+            numbers = {}
+            for name, value in row.items():
+                if name in ("step", "seconds") or isinstance(value, bool) or not isinstance(value, int | float):
+                    continue
+                numbers[name] = value
+                where, what = self.values.setdefault(name, (array("q"), array("d")))
+                where.append(index)
+                what.append(float(value))
+            self.warnings += self.health.check(int(row["step"]), numbers)
 
 
 class Library:
@@ -163,7 +164,8 @@ class Library:
     def detail(self, run: str) -> dict[str, Any]:
         """The config, the summary, the logged metrics, warnings, files and checkpoints of a run."""
         path = self.path(run)
-        columns = self.columns(path)
+        with self._read(path) as columns:
+            metrics, count, warnings = sorted(columns.values), len(columns.steps), columns.warnings[-50:]
         config = _yaml(path / "config.yaml")
         row = self._row(path)
         if row is None:
@@ -173,9 +175,9 @@ class Library:
             **row,
             "config": config,
             "summary": _summary(path, row["step"]),
-            "metrics": sorted(columns.values),
-            "rows": len(columns.steps),
-            "warnings": columns.warnings[-50:],
+            "metrics": metrics,
+            "rows": count,
+            "warnings": warnings,
             "media": [
                 str(file.relative_to(path))
                 for file in sorted(path.glob("media/**/*"))
@@ -187,27 +189,31 @@ class Library:
             "resume": f"foresight resume {_short(path)}",
         }
 
-    def columns(self, path: Path) -> Columns:
-        """The metrics of a run, up to its last whole row."""
+    @contextlib.contextmanager
+    def _read(self, path: Path) -> Iterator[Columns]:
+        """The metrics of a run, up to its last whole row. Others wait if they need the same log, and only then."""
         with self._lock:
-            columns = self._columns.setdefault(path, Columns())
+            columns = self._columns.pop(path, None) or Columns()
+            self._columns = {**dict(list(self._columns.items())[1 - COMPARED :]), path: columns}
+        with columns.lock:
             columns.read(path / log.METRICS)
-            return columns
+            yield columns
 
     def curve(self, run: str, metric: str, x: str = "step", points: int = POINTS) -> dict[str, Any]:
         """`x`, `low`, `high` and `last` of one metric over "step" or "seconds", with at most `points` points.
 
         Of each group of neighboring rows its least and greatest value are kept, so that no spike is lost.
         """
-        columns = self.columns(self.path(run))
-        if metric not in columns.values:
-            raise unknown("metric", metric, sorted(columns.values))
         if x not in ("step", "seconds"):
             raise unknown("x axis", x, ("step", "seconds"))
-        with self._lock:
+        with self._read(self.path(run)) as columns:
+            if metric not in columns.values:
+                raise unknown("metric", metric, sorted(columns.values))
             if (metric, x, points) not in columns.drawn:
-                where, values = (np.asarray(part) for part in columns.values[metric])
-                at = np.asarray(columns.steps if x == "step" else columns.seconds)[where]
+                where, values = (
+                    np.array(part) for part in columns.values[metric]
+                )  # copies: a viewed array cannot grow
+                at = np.array(columns.steps if x == "step" else columns.seconds)[where]
                 finite = np.isfinite(values)
                 drawn = {"rows": int(finite.sum()), **decimate(at[finite], values[finite], points)}
                 columns.drawn[metric, x, points] = drawn
@@ -230,6 +236,7 @@ class Library:
         with self._lock:
             found = self._samples.pop(file, None) or samples.Log()
             self._samples = {**dict(list(self._samples.items())[-3:]), file: found}  # texts may be large
+        with found.lock:
             return list(found.read(file))
 
     def talking(self) -> list[dict[str, Any]]:
@@ -260,8 +267,8 @@ class Library:
     def file(self, run: str, name: str) -> Path:
         """A picture or video of a run. Raises UserError for anything else, and for paths out of its folder."""
         root = (self.path(run) / "media").resolve()
-        file = (self.path(run) / name).resolve()
-        if not file.is_relative_to(root) or file.suffix not in PICTURES or not file.is_file():
+        file = resolved(self.path(run) / name)
+        if not file.is_relative_to(root) or file.suffix not in PICTURES or not os.path.isfile(file):
             raise UserError("There is no such picture or video in this run.")
         return file
 
@@ -285,6 +292,14 @@ def identity(run: Path) -> str:
     """The id of a run in URLs: its name, and a part of the hash of its path. It holds letters, digits, - and _ only."""
     plain = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "-_") else "-" for sign in run.name)[:60]
     return f"{plain}-{hashlib.sha256(str(run).encode()).hexdigest()[:8]}"
+
+
+def resolved(path: Path) -> Path:
+    """The path without links and dots; a path that no file can have, with a null byte, as it is."""
+    try:
+        return path.resolve()
+    except ValueError:
+        return path
 
 
 def decimate(x: np.ndarray, y: np.ndarray, points: int) -> dict[str, list[float]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Log:
     inode: int = 0
     offset: int = 0
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)  # held by who reads
 
     def read(self, file: Path) -> list[dict[str, Any]]:
         """All whole rows; from the start again if the file is another one or is shorter (a resumed run)."""

@@ -108,7 +108,10 @@ function Talks(props: { run: string; choose: preact.JSX.Element }) {
   const { run } = props;
   const parts = address().parts;
   const [version, setVersion] = useState(0);
-  useEffect(() => api.live((changed) => { if (changed.includes(run)) setVersion((before) => before + 1); }), [run]);
+  useEffect(() => {
+    const again = () => setVersion((before) => before + 1);
+    return api.live((changed) => { if (changed.includes(run)) again(); }, again);
+  }, [run]);
   const [search, setSearch] = useState("");
   const [sort, setSort] = useState<"step" | "best" | "worst" | "team">("step");
   const [which, setWhich] = useState<"all" | "held out" | "training">("all");

@@ -22,18 +22,32 @@ export function duration(seconds: number): string {
   return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-// Asks again whenever `key` changes; an older answer never replaces a newer one, and stays until the next is there.
+// Asks again whenever `key` changes, one question at a time: of the keys that came while one was open, only the newest is
+// asked, and an answer to an older key is not shown. An answer stays until the next is there.
 export function useAnswer<T>(ask: () => Promise<T>, key: unknown): [T | undefined, string] {
   const [found, setFound] = useState<T>();
   const [error, setError] = useState("");
-  const turn = useRef(0);
+  const next = useRef<(() => Promise<T>) | null>(null);
+  const open = useRef(false);
   useEffect(() => {
-    const mine = ++turn.current;
-    ask().then(
-      (value) => { if (mine === turn.current) { setFound(() => value); setError(""); } },
-      (problem: Error) => { if (mine === turn.current) setError(problem.message); },
-    );
+    next.current = ask;
+    if (!open.current) void answerAll();
   }, [JSON.stringify(key)]);
+  useEffect(() => () => { next.current = null; }, []);
+  async function answerAll() {
+    open.current = true;
+    while (next.current) {
+      const asked = next.current;
+      next.current = null;
+      try {
+        const value = await asked();
+        if (!next.current) { setFound(() => value); setError(""); }
+      } catch (problem) {
+        if (!next.current) setError((problem as Error).message);
+      }
+    }
+    open.current = false;
+  }
   return [found, error];
 }
 

@@ -15,8 +15,9 @@ function latest(table: Row[], fresh: { [run: string]: Row }, gone: string[]): Ro
 
 export function Runs(props: { control: boolean }) {
   const [version, setVersion] = useState(0);
+  const [missed, setMissed] = useState(0);
   const [changes, setChanges] = useState<{ [run: string]: number }>({});
-  const [table, error] = useAnswer(api.runs, version);
+  const [table, error] = useAnswer(api.runs, [version, missed]);
   const [news, setNews] = useState<{ rows: { [run: string]: Row }; gone: string[] }>({ rows: {}, gone: [] });
   const rows = useMemo(() => table && latest(table, news.rows, news.gone), [table, news]);
   const [search, setSearch] = useState("");
@@ -31,7 +32,7 @@ export function Runs(props: { control: boolean }) {
   useEffect(() => api.live((runs, fresh, gone) => {
     setNews((before) => ({ rows: { ...before.rows, ...Object.fromEntries(fresh.map((row) => [row.id, row])) }, gone: [...before.gone.filter((run) => !fresh.some((row) => row.id === run)), ...gone] }));
     setChanges((before) => ({ ...before, ...Object.fromEntries(runs.map((run) => [run, (before[run] ?? 0) + 1])) }));
-  }), []);
+  }, () => setMissed((before) => before + 1)), []);
 
   const choose = (runs: string[], name = metric) => go("runs", { run: runs, metric: name, x: x === "step" ? undefined : x });
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
@@ -41,6 +42,8 @@ export function Runs(props: { control: boolean }) {
   });
   const shown = all ? matching : matching.slice(0, SHOWN);
   const selected = chosen.length ? chosen : rows?.length ? [rows[0].id] : [];
+  const state = new Map(rows?.map((row) => [row.id, row.state]));
+  const versions = selected.map((run) => `${missed} ${changes[run] ?? 0} ${state.get(run)}`); // a killed run changes no file
 
   return (
     <>
@@ -51,7 +54,7 @@ export function Runs(props: { control: boolean }) {
           Meanwhile, see <a href="#/grid">a grid world solved step by step</a> or <a href="#/search">play Connect Four</a>.</p>
       )}
       {selected.length > 0 && rows && (
-        <Curves runs={selected} rows={rows} metric={metric} x={x} version={selected.map((run) => changes[run] ?? 0).join()}
+        <Curves runs={selected} rows={rows} metric={metric} x={x} version={versions.join()}
           set={(name, axis) => go("runs", { run: chosen, metric: name, x: axis === "step" ? undefined : axis }, true)} />
       )}
       {rows && rows.length > 0 && (
@@ -83,7 +86,7 @@ export function Runs(props: { control: boolean }) {
         </Panel>
       )}
       {selected.length > 1 && <Differences runs={selected} rows={rows ?? []} />}
-      {selected.length === 1 && <One key={selected[0]} run={selected[0]} control={props.control} version={changes[selected[0]] ?? 0} />}
+      {selected.length === 1 && <One key={selected[0]} run={selected[0]} control={props.control} version={versions[0]} />}
     </>
   );
 }
@@ -158,10 +161,10 @@ function plain(value: Json): string {
   return value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-function One(props: { run: string; control: boolean; version: number }) {
+function One(props: { run: string; control: boolean; version: string }) {
   const [detail, error] = useAnswer(() => api.detail(props.run), [props.run, props.version]);
   const [said, setSaid] = useState("");
-  if (!detail) return <Problem text={error} />;
+  if (!detail || error) return <Problem text={error} />; // a run may be deleted while it is shown
   const command = (act: () => Promise<object>, done: string) => act().then(() => setSaid(done), (problem: Error) => setSaid(problem.message));
   return (
     <>
@@ -231,7 +234,7 @@ function choice<T extends string>(given: string | null, options: readonly T[]): 
 
 const HIDDEN = ["step", "prompt", "completion", "reward", "parts", "transcript", "index", "held_out", "members"];
 
-function Completions(props: { run: string; version: number }) {
+function Completions(props: { run: string; version: string }) {
   const parts = address().parts;
   const search = parts.get("text") ?? "";
   const sort = choice(parts.get("order"), ["step", "best", "worst"] as const);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from playwright import sync_api as playwright
 
 from foresight.agents import team
 from foresight.runtime.attention import sources
-from foresight.studio import app, grid
+from foresight.studio import app, grid, runs
 from foresight.studio.runs import identity
 from tests import tiny_language
 from tests.agents.test_team import SECRETS, halves, play
@@ -28,13 +29,14 @@ pytestmark = pytest.mark.slow
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{7*7}}'
 NAME = "<img src=x onerror=window.hacked=1>&amp;"  # of a folder
+RUN = "algorithm: ppo\nkind: control\nenv: CartPole-v1\nseed: 0\nconfig: {steps: 99999}\n"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    runs = tmp_path_factory.mktemp("runs")
-    shutil.copytree(FIXTURES, runs, dirs_exist_ok=True)
-    hostile = runs / NAME
+    root = tmp_path_factory.mktemp("runs")
+    shutil.copytree(FIXTURES, root, dirs_exist_ok=True)
+    hostile = root / NAME
     (hostile / "media").mkdir(parents=True)
     (hostile / "config.yaml").write_text(
         f"algorithm: grpo\nkind: text\nenv: {json.dumps(HOSTILE)}\nseed: 0\nconfig: {{steps: 9}}\n"
@@ -42,13 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (hostile / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "reward": 0.5}\n')
     sample = {"step": 1, "prompt": HOSTILE, "completion": HOSTILE, "reward": 1}
     (hostile / "media" / "samples.jsonl").write_text(json.dumps(sample) + "\n")
-    talks = runs / "talks"
+    talks = root / "talks"
     (talks / "media").mkdir(parents=True)
     (talks / "config.yaml").write_text("algorithm: grpo\nkind: text\nenv: calculator\nseed: 0\nconfig: {steps: 9}\n")
     (talks / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "reward": 0.5}\n')
     rows = [talk(0, 0.0, held_out=True), talk(9, 1.0, held_out=True)]
     (talks / "media" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = runs / "report"
+    report = root / "report"
     report.mkdir()
     row = {"method": "puct", "budget": 64, "accuracy": 1.0, "standard_error": 0.0, "sampled_tokens": 50.0,
            "prompt_tokens": 9.0, "verifier_calls": 4.0, "seconds": 0.5}  # fmt: skip
@@ -64,8 +66,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
               "charge": {"sampled_tokens": 50}, "tree": {"question": "q", "nodes": nodes}}  # fmt: skip
     examples = [{"question": HOSTILE, "answer": "24", "results": [result]}]
     (report / "thoughts.json").write_text(json.dumps({"examples": examples}))
-    (runs / "team.json").write_text(json.dumps(play(halves, team.Team("Both words", documents=SECRETS))))
-    return runs
+    (root / "team.json").write_text(json.dumps(play(halves, team.Team("Both words", documents=SECRETS))))
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +96,7 @@ def test_runs_are_listed_and_drawn_and_texts_are_text(page: Any, address: str, f
 def test_a_new_row_appears_while_the_page_is_open(page: Any, address: str, folder: Path) -> None:
     run = folder / "growing"
     run.mkdir()
-    (run / "config.yaml").write_text(
-        "algorithm: ppo\nkind: control\nenv: CartPole-v1\nseed: 0\nconfig: {steps: 99999}\n"
-    )
+    (run / "config.yaml").write_text(RUN)
     (run / "metrics.jsonl").write_text('{"step": 4321, "seconds": 1.0, "return": 0.5}\n')
     page.goto(f"{address}#/runs")
     page.wait_for_selector("text=4,321")
@@ -184,6 +184,80 @@ def test_thoughts_and_conversations_are_text(page: Any, address: str, folder: Pa
     page.click("button[aria-label='step 0, reward 0']")
     page.wait_for_selector("h2:has-text('Step 0, held-out question')")
     assert page.evaluate("window.hacked") is None
+
+
+def test_moving_a_slider_asks_for_few_boards_and_the_last(page: Any, address: str) -> None:
+    asked = []
+    page.goto(f"{address}#/search")
+    page.wait_for_selector("svg[aria-label='Connect Four board'] [role=button]")
+
+    def slowly(route: Any) -> None:
+        asked.append(route.request.post_data_json["simulations"])
+        time.sleep(0.3)
+        route.continue_()
+
+    page.route("**/api/board", slowly)
+    with page.expect_response(lambda got: (got.request.post_data_json or {}).get("simulations") == 20):
+        page.evaluate(
+            """async () => {
+                const slider = document.querySelector("[aria-label='simulations']");
+                for (let count = 1; count <= 20; count++) {
+                    slider.value = count;
+                    slider.dispatchEvent(new Event("input", { bubbles: true }));
+                    await new Promise((done) => setTimeout(done, 10));
+                }
+            }"""
+        )
+    page.unroute("**/api/board")
+    assert len(asked) <= 3 and asked[-1] == 20
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Path:
+    run = tmp_path / "growing"
+    run.mkdir()
+    (run / "config.yaml").write_text(RUN)
+    (run / "metrics.jsonl").write_text('{"step": 4321, "seconds": 1.0, "return": 0.5}\n')
+    return run
+
+
+def test_a_run_that_was_killed_can_be_resumed_on_the_open_page(
+    page: Any, growing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file changes: only the table, which is asked for every 30 seconds, has the new state."""
+    with browser.served(growing.parent, control=True) as address, page.context.browser.new_context() as other:
+        tab = other.new_page()
+        tab.clock.install()
+        tab.goto(f"{address}#/runs?run={identity(growing.resolve())}")
+        playwright.expect(tab.locator("button:has-text('Stop')")).to_be_enabled(timeout=60_000)
+        monkeypatch.setattr(runs, "LIVE", 0.0)
+        tab.clock.fast_forward(31_000)
+        tab.wait_for_selector("table .state.stopped")
+        playwright.expect(tab.locator("button:has-text('Resume')")).to_be_enabled(timeout=10_000)
+        shutil.rmtree(growing)
+        tab.wait_for_selector("[role=alert]:has-text('There is no run')", timeout=10_000)
+        assert tab.locator("button:has-text('Resume')").count() == 0
+
+
+def test_hidden_tabs_hold_no_connection_and_see_what_they_missed(page: Any, growing: Path) -> None:
+    """Browsers open six connections to a server."""
+    show = """hidden => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with browser.served(growing.parent) as address, page.context.browser.new_context() as other:
+        tabs = [other.new_page() for _ in range(7)]
+        for tab in tabs:
+            tab.goto(address, timeout=10_000)
+            tab.wait_for_selector("text=4,321", timeout=10_000)
+            if tab is not tabs[-1]:
+                tab.evaluate(show, True)
+        with (growing / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 8765, "seconds": 2.0, "return": 0.5}\n')
+        tabs[-1].wait_for_selector("text=8,765", timeout=10_000)
+        assert tabs[0].locator("text=8,765").count() == 0
+        tabs[0].evaluate(show, False)
+        tabs[0].wait_for_selector("text=8,765", timeout=10_000)
 
 
 RULES = {"light": ["wcag2a", "wcag2aa", "wcag21aa"], "dark": ["color-contrast"]}

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import shutil
+import threading
 import time
+from concurrent import futures
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from foresight.errors import UserError
 from foresight.runtime.monitoring import log
-from foresight.studio import samples
+from foresight.studio import runs, samples
 from foresight.studio.runs import Library, decimate, identity
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
@@ -73,6 +75,57 @@ def test_a_log_that_became_shorter_is_read_again(tmp_path: Path) -> None:
     library.curve(identity(run), "return")
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(3)))
     assert len(library.curve(identity(run), "return")["x"]) == 3
+
+
+def test_a_log_read_in_pieces_is_the_log_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path / "run", rows(50))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 51, "note": "x" * 500, "loss": 2.0}) + "\nbroken\n" + '{"step": 52, "loss": 3.')
+    found = []
+    for size in (1_000_000, 200):  # bytes; the second is less than the longest row
+        monkeypatch.setattr(runs, "PIECE", size)
+        library = Library([tmp_path])
+        detail = library.detail(identity(run))
+        found.append((detail["rows"], detail["metrics"], library.curve(identity(run), "loss", "seconds")))
+    assert found[0] == found[1] and found[0][0] == 51 and found[0][2]["last"] == [1.0] * 50 + [2.0]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("5}\n")
+    assert library.curve(identity(run), "loss")["last"][-1] == 3.5
+
+
+@pytest.mark.parametrize("read", ["detail", "samples"])
+def test_the_table_does_not_wait_for_a_log_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    run = make(tmp_path / "run", rows(3))
+    library = Library([tmp_path])
+    library.find()
+    begun, go_on = threading.Event(), threading.Event()
+    reader = runs.Columns if read == "detail" else samples.Log
+
+    def slowly(*_: object) -> list[dict]:
+        begun.set()
+        assert go_on.wait(20)
+        return []
+
+    monkeypatch.setattr(reader, "read", slowly)
+    with futures.ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(getattr(library, read), identity(run))
+        assert begun.wait(20)
+        try:
+            (row,) = pool.submit(library.table).result(5)
+        finally:
+            go_on.set()
+        assert row["step"] == 3 and reading.result(20) is not None
+
+
+def test_only_the_columns_of_the_last_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "COMPARED", 2)
+    library = Library([tmp_path])
+    for name in "abac":
+        run = tmp_path / name if (tmp_path / name).is_dir() else make(tmp_path / name, rows(3))
+        library.detail(identity(run))
+    assert [path.name for path in library._columns] == ["a", "c"]
 
 
 def test_decimation_keeps_every_spike() -> None:
@@ -149,7 +202,16 @@ def test_only_pictures_of_the_run_are_served(tmp_path: Path) -> None:
     library = Library([tmp_path])
     library.find()
     assert library.file(identity(run), "media/a.png").read_bytes() == b"png"
-    for name in ("config.yaml", "../secret.png", "media/../../secret.png", "media/link.png", "/etc/passwd", "media"):
+    for name in (
+        "config.yaml",
+        "../secret.png",
+        "media/../../secret.png",
+        "media/link.png",
+        "/etc/passwd",
+        "media",
+        "media/\0.png",
+        f"media/{300 * 'a'}.png",
+    ):
         with pytest.raises(UserError, match="no such picture"):
             library.file(identity(run), name)
 
