@@ -102,9 +102,13 @@ def check(n: int, width: int, aggregate: str, read: str) -> None:
 def extend_each(
     problem: Problem, tree: ThoughtTree, paths: Sequence[Path], count: int, step_tokens: int, scored: bool = True
 ) -> Generator[Ask | Check, Any, list[list[Path]]]:
-    """`count` next steps of each path, scored; of equal texts below one path, only the first."""
+    """`count` next steps of each path, scored; of equal texts below one path, only the first.
+
+    A step is no longer than one answer may be, which every budget pays for.
+    """
     prefixes = tuple(problem.prompt + path.tokens for path in paths)
-    replies = yield Ask(prefixes, count, step_tokens, (problem.delimiter,))
+    most = min(step_tokens, problem.mind.max_new_tokens)
+    replies = yield Ask(prefixes, count, most, (problem.delimiter,))
     groups = list[list[Path]]()
     for path, thoughts in zip(paths, replies, strict=True):
         unique = {thought.text: thought for thought in reversed(thoughts)}

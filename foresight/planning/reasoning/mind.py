@@ -156,8 +156,10 @@ class Result:
 class Mind:
     """A model to think with: its samples, its verifier, and what all of it cost.
 
-    `max_new_tokens` is the most of one answer; `total` is the sum of all charges. A budget is the sampled tokens of a
-    question: a request gets as many rows as the rest can pay for at their full length, and is charged what they used.
+    `max_new_tokens` is the most of one sample, which is one answer except in searches over steps: `beam`, `dvts`,
+    `tree_of_thoughts` and `puct` join steps of up to `step_tokens` each. `total` is the sum of all charges. A budget is
+    the sampled tokens of a question: a request gets as many rows as the rest can pay for at their full length, and is
+    charged what they used.
     """
 
     policy: Policy
@@ -173,11 +175,10 @@ class Mind:
     ) -> list[Result]:
         """Answer the examples with `method(problem, **options)`, each within `budget` sampled tokens (None: no limit).
 
-        Raises UserError if the budget is below one answer, and LostError, naming the question, if the verifier fails.
+        Raises UserError if the budget is below one answer or a prompt fills the context, and LostError if the verifier
+        fails; both name the question.
         """
-        check_budget(budget, self.max_new_tokens)
-        self.kept.clear()  # the weights may have changed
-        problems = [Problem(e, tuple(self.policy.encode(e.prompt, e.tools)), task, self) for e in examples]
+        problems = self.problems(task, examples, budget)
         running = [method(problem, **options) for problem in problems]
         charges = [Charge() for _ in problems]
         answers: list[Answer | None] = [None] * len(problems)
@@ -193,6 +194,20 @@ class Mind:
         self.kept.clear()
         self.total = sum(charges, self.total)
         return [Result(a, c) for a, c in zip(answers, charges, strict=True) if a is not None]
+
+    def problems(self, task: TextTask, examples: Sequence[Example], budget: int | None) -> list[Problem]:
+        """The examples as methods see them, with no keys and values kept. Raises UserError as `think` does."""
+        check_budget(budget, self.max_new_tokens)
+        self.kept.clear()  # the weights may have changed
+        found = [Problem(e, tuple(self.policy.encode(e.prompt, e.tools)), task, self) for e in examples]
+        for problem in found:
+            if len(problem.prompt) >= self.policy.context:
+                raise UserError(
+                    f"The prompt of the question {problem.example.question[:40]!r} has {len(problem.prompt)} tokens, "
+                    f"which leaves no room for an answer in the context of {self.policy.context}: leave the question "
+                    "out, or use a model with a longer context."
+                )
+        return found
 
     def serve(
         self,
@@ -210,6 +225,7 @@ class Mind:
                 continue
             longest = max(map(len, request.prefixes), default=0)
             most = min(request.max_new_tokens or self.max_new_tokens, self.policy.context - longest)
+            most = most if budget is None else min(most, budget)  # longer ones could never be paid for
             rows = len(request.prefixes)
             left = rows * request.count if budget is None else (budget - charges[i].sampled_tokens) // max(most, 1)
             few, count = min(rows, left), min(request.count, left // max(rows, 1)) or 1

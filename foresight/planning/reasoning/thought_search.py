@@ -26,7 +26,6 @@ from foresight.planning.reasoning.mind import (
     Mind,
     Problem,
     Result,
-    check_budget,
 )
 from foresight.planning.reasoning.tree import ThoughtTree
 from foresight.planning.search.mcts import PUCT, search
@@ -48,7 +47,7 @@ class Thoughts:
         self, mind: Mind, problems: Sequence[Problem], budget: int | None, actions: int, step_tokens: int
     ) -> None:
         self.mind, self.problems, self.budget = mind, problems, budget
-        self.actions, self.step_tokens = actions, step_tokens
+        self.actions, self.step_tokens = actions, min(step_tokens, mind.max_new_tokens)
         self.charges = [Charge() for _ in problems]
         self.trees: list[ThoughtTree] = [problem.tree() for problem in problems]
         self.nodes: list[list[_State]] = [[] for _ in problems]
@@ -134,11 +133,9 @@ def puct(
 
     Where no answer ended, the most visited steps are continued to one. Raises UserError as `Mind.think` does.
     """
-    check_budget(budget, mind.max_new_tokens)
     if actions < 1 or simulations < 1:
         raise UserError(f"actions is {actions} and simulations {simulations}: both must be at least 1.")
-    mind.kept.clear()
-    problems = [Problem(e, tuple(mind.policy.encode(e.prompt, e.tools)), task, mind) for e in examples]
+    problems = mind.problems(task, examples, budget)
     model = Thoughts(mind, problems, budget, actions, step_tokens)
     rule = PUCT(c_init=c_init, normalize="none", first_play="zero")  # scores are in [0, 1] already
     search(model, torch.arange(len(problems)), simulations, rule)
