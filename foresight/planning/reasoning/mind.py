@@ -156,7 +156,7 @@ class Result:
 class Mind:
     """A model to think with: its samples, its verifier, and what all of it cost.
 
-    `max_new_tokens` is the most of one sample, which is one answer except in searches over steps: `beam`, `dvts`,
+    `max_new_tokens` is the most of one sample: an answer or, in methods that join several, a part of one; `beam`, `dvts`,
     `tree_of_thoughts` and `puct` join steps of up to `step_tokens` each. `total` is the sum of all charges. A budget is
     the sampled tokens of a question: a request gets as many rows as the rest can pay for at their full length, and is
     charged what they used.
