@@ -156,10 +156,10 @@ class Result:
 class Mind:
     """A model to think with: its samples, its verifier, and what all of it cost.
 
-    `max_new_tokens` is the most of one sample: an answer or, in methods that join several, a part of one; `beam`, `dvts`,
-    `tree_of_thoughts` and `puct` join steps of up to `step_tokens` each. `total` is the sum of all charges. A budget is
-    the sampled tokens of a question: a request gets as many rows as the rest can pay for at their full length, and is
-    charged what they used.
+    `max_new_tokens` is the most of one sample: an answer or, in methods that join several, a part of one; `beam`,
+    `dvts`, `tree_of_thoughts` and `puct` join steps of up to `step_tokens` each. `total` is the sum of all charges. A
+    budget is the sampled tokens of a question: a request gets as many rows as the rest can pay for at their full
+    length, and is charged what they used.
     """
 
     policy: Policy
@@ -292,7 +292,7 @@ class Mind:
                 n = int(batch.length[p, g])
                 ids = tuple(batch.completion[p, g, :n].tolist())
                 text = self.policy.decode(ids)
-                ended = ids[-1] in self.policy.stop_ids or text.endswith(tuple(ending))
+                ended = ids[-1] in self.policy.stop_ids or contains(text, ending)
                 logprob = float(batch.logprob[p, g, :n].sum())
                 found[-1].append(Thought(text, ids, logprob, bool(batch.stopped[p, g]) and ended))
         return found
@@ -314,7 +314,7 @@ class Mind:
             tokens = self.continuation(text)
         else:
             tokens = (*choice.tokens, *self.continuation(text[len(self.policy.decode(choice.tokens)) :]))
-        within = choice.stop and choice.stop not in ending and not text.endswith(tuple(ending))
+        within = choice.stop and choice.stop not in ending and not contains(text, ending)
         return Thought(text, tokens, sum(choice.logprobs or ()), choice.stopped and not within)
 
     def _scores(self, pairs: Sequence[tuple[Example, str]]) -> Sequence[float]:
@@ -370,6 +370,11 @@ def _copies(prefixes: Sequence[tuple[int, tuple[int, ...]]]) -> int:
     """How often each prefix of each question follows itself, if all do so equally often; else 1."""
     runs = {len(list(same)) for _, same in itertools.groupby(prefixes)}
     return runs.pop() if len(runs) == 1 else 1
+
+
+def contains(text: str, ends: Sequence[str]) -> bool:
+    """Whether a text has one of `ends`. A sample stops at the first, but the token that completes it may hold more."""
+    return any(end in text for end in ends)
 
 
 def grow(tree: dict[int, Any], tokens: Sequence[int]) -> tuple[dict[int, Any], int]:

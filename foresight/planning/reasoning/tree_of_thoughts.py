@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from foresight.errors import UserError, unknown
-from foresight.planning.reasoning.beam import Path, extend_each, keep
+from foresight.planning.reasoning.beam import Path, extend_each, identity, keep
 from foresight.planning.reasoning.mind import STEP_TOKENS, Answer, Ask, Check, Problem, Steps, score
 from foresight.planning.reasoning.tree import ThoughtTree
 
@@ -99,9 +99,9 @@ def _propose(
 ) -> Generator[Ask | Check, Any, list[Path]]:
     """The different next states of all states, valued."""
     groups = yield from extend_each(problem, tree, states, samples, step_tokens, scored=False)
-    unique: dict[str, Path] = {}
+    unique: dict[Any, Path] = {}
     for path in (path for group in groups for path in group):
-        unique.setdefault(path.text, path)
+        unique.setdefault(identity(path), path)
     children = list(unique.values())
     valued = yield from value(problem, [path.text for path in children], values)
     for path, found in zip(children, valued, strict=True):

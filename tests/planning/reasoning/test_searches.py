@@ -12,8 +12,9 @@ from foresight.errors import UserError
 from foresight.planning.generation.scripted import Scripted
 from foresight.planning.reasoning import graph_of_thoughts as graphs
 from foresight.planning.reasoning import methods, sorting
+from foresight.planning.reasoning.beam import Path, identity
 from foresight.planning.reasoning.mind import Mind
-from tests.planning.reasoning.players import TASK, player
+from tests.planning.reasoning.players import TASK, Pieces, player
 from tests.sabotage import sabotaged_by
 
 FEW = TASK.test[:8]
@@ -184,6 +185,64 @@ def test_budget_forcing_suppresses_the_end_and_closes_a_long_thought():
     mind = Mind(Scripted(thinker), 20)
     text = methods.run("budget_forcing", mind, traced, traced.test[:1], ignore=1, thought_tokens=15)[0].answer.text
     assert text == "<think>" + "a" * 8 + "</think> <answer> 7 </answer>"
+
+
+def test_the_end_of_a_thought_is_seen_inside_a_token():
+    traced = make("addition", held_out=2, trace=True)
+    pieces = [b"<think>", b"ab", b"</think", b">\n", b" <answer>", b"7", b"</answer", b">\n", b"more"]
+    policy = Pieces(pieces)
+    text = methods.run("budget_forcing", Mind(policy, 20), traced, traced.test[:1], ignore=1)[0].answer.text
+    assert text.startswith("<think>abWait") and text.count("</think>") == 1
+    text = methods.run("budget_forcing", Mind(policy, 20), traced, traced.test[:1], ignore=0)[0].answer.text
+    assert text == "<think>ab</think>\n <answer>7</answer>\n"
+    thought = Mind(policy).sample([policy.encode("?")], 1, 20, 1.0, ("</answer>",), ("</answer>",))[0][0]
+    assert thought.ended and thought.text.endswith("</answer>\n")
+
+
+def test_the_end_of_an_answer_is_seen_across_steps():
+    traced = make("addition", held_out=2, trace=True)
+    mind = Mind(Pieces([b"7", b"</ans", b"wer>", b"more"]), 8, verifier=lambda e, t: [0.5] * len(t))
+    for name, options in (("value_guided", {"block": 1}), ("beam", {"step_tokens": 1}), ("puct", {"step_tokens": 1})):
+        result = methods.run(name, mind, traced, traced.test[:1], **options)[0]
+        assert result.answer.text == "7</answer>", name
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("value_guided", {"block": 1}),
+        ("value_guided", {"block": 2}),
+        ("beam", {"step_tokens": 2}),
+        ("tree_of_thoughts", {"step_tokens": 2}),
+        ("puct", {"step_tokens": 2}),
+        ("puct", {"step_tokens": 2, "simulations": 1}),
+        ("deep_think", {"rounds": 1}),
+        ("budget_forcing", {"thought_tokens": 2}),
+    ],
+)
+def test_a_text_is_that_of_all_its_tokens(name, options):
+    """A character may be split over tokens and steps, and some tokenizers drop a space at the beginning of a text."""
+
+    def verifier(examples, texts):
+        return [0.1 if text.endswith("b") else 0.5 for text in texts]
+
+    characters = [bytes([i]) for i in "né中".encode()]
+    for pieces, text in (
+        (characters, "né中"),
+        ([b" a", b" b", b" c"], "a b c"),
+        ([*characters[1:3], b",", b" b"], "é, b"),
+    ):
+        mind = Mind(Pieces(pieces, strips=True), 12, verifier=verifier)
+        answer = methods.run(name, mind, TASK, FEW[:1], **options)[0].answer
+        assert answer.text == text
+        assert not any("\ufffd" in node.text for node in answer.tree.nodes if node.kind == "answer"), name
+
+
+def test_thoughts_that_differ_within_a_character_are_two():
+    policy = Pieces([b""])
+    first, second = (Path(tuple(policy.encode(character)[:1]), "\ufffd") for character in "é中")
+    assert identity(first) != identity(second)
+    assert identity(Path((1, 2), "ab")) == identity(Path((3,), "ab"))
 
 
 @sabotaged_by("foresight.envs.text.sorting.error", lambda f: lambda given, found: 0)
