@@ -8,6 +8,7 @@ import pytest
 
 from foresight.envs.text import countdown
 from foresight.envs.text.make import make
+from foresight.envs.text.task import Example
 from foresight.errors import UserError
 from foresight.planning.generation.scripted import Scripted
 from foresight.planning.reasoning import graph_of_thoughts as graphs
@@ -41,6 +42,35 @@ def test_a_tree_of_thoughts_with_an_exact_value_is_exhaustive_search(order):
 def test_puct_finds_what_the_exact_value_promises():
     mind = _mind(lambda e, t: countdown.promise(e, t))
     assert _solved(methods.run("puct", mind, TASK, FEW, actions=40, simulations=30)) == [1.0] * len(FEW)
+
+
+def test_a_depth_first_search_answers_with_its_last_states():
+    """Algorithm 2 records a state of the last depth; a budget that ends the search leaves the deepest state."""
+    steps = [step + "," for step in ("1+1=2", "1+1=2", "2+2=4", "2+2=4")]
+    mind = Mind(Scripted(lambda text, draw: steps[text.count(",")]), 24, verifier=lambda e, texts: [0.9] * len(texts))
+    example = [Example("1", stop=())]
+    found = {
+        (order, size): methods.run("tree_of_thoughts", mind, TASK, example, size, order=order, samples=1, steps=steps_)[
+            0
+        ]
+        for order in ("bfs", "dfs")
+        for size, steps_ in ((None, 2), (30, 9))
+    }
+    for size, text in ((None, "1+1=2,1+1=2,"), (30, "1+1=2,1+1=2,")):
+        answers = [found[order, size].answer for order in ("bfs", "dfs")]
+        assert [answer.text for answer in answers] == [text, text]
+        assert answers[0].candidates == answers[1].candidates
+        assert all(any(node.chosen for node in answer.tree.nodes[1:]) for answer in answers)
+
+
+def test_a_depth_first_search_returns_from_a_last_state_below_the_threshold():
+    values = {"a,": 0.9, "a,a,": 0.1, "a,b,": 0.2, "b,": 0.8, "b,a,": 0.3, "b,b,": 0.7}
+    mind = Mind(
+        Scripted(lambda text, draw: draw.choice(["a,", "b,"])), 24,
+        verifier=lambda e, texts: [values[text] for text in texts],
+    )  # fmt: skip
+    answer = methods.run("tree_of_thoughts", mind, TASK, [Example("1")], order="dfs", samples=20, steps=2)[0].answer
+    assert answer.text == "b,b,"
 
 
 def test_first_listed_any_and_mean_are_read_from_the_candidates():
@@ -291,6 +321,10 @@ def test_a_graph_merges_every_part_of_an_odd_number(length):
         ("beam", {"aggregate": "mean"}, "Unknown aggregate 'mean'"),
         ("beam", {"read": "first"}, "Unknown reading 'first'"),
         ("beam", {"n": 0}, "must be at least 1"),
+        ("self_consistency", {"n": 0}, "n is 0: it must be at least 1"),
+        ("best_of_n", {"n": -1}, "n is -1: it must be at least 1"),
+        ("self_consistency", {"early": 95.0}, "early is 95.0: it must be a probability"),
+        ("self_consistency", {"early": -0.5}, "early is -0.5: it must be a probability"),
         ("tree_of_thoughts", {"order": "a"}, "Unknown order 'a'"),
         ("tree_of_thoughts", {"samples": 0}, "at least 1 each"),
         ("puct", {"actions": 0}, "must be at least 1"),
