@@ -44,7 +44,7 @@ def load(
     """
     from transformers import AutoModelForCausalLM
 
-    options = {"attn_implementation": "eager"} if eager else {}
+    options: dict[str, Any] = {"attn_implementation": "eager"} if eager else {}
     return _load(AutoModelForCausalLM, name, device, precision, narrow, **options)[0]
 
 
