@@ -47,7 +47,8 @@ def think(
         verifier: exact (the task's own), critic (the model's multi-token heads), or the run or export of a reward
             model. Without one, some methods ask the model itself.
         options: options of the method, as key=value (n=16 width=4); default: sized for the budget.
-        max_new_tokens: maximum tokens of one answer.
+        max_new_tokens: maximum tokens of one sample: an answer, or a part of one in methods that join several, as
+            beam, dvts, tree_of_thoughts and puct join steps of up to step_tokens each.
         temperature: sampling temperature.
         seed: sampling seed.
         device: auto, cpu, cuda, cuda:1 or mps.

@@ -169,22 +169,35 @@ act = answer
 def documents(state: State, examples: Sequence[Example]) -> list[list[int]]:
     """The texts of examples as tokens, each between two end tokens, cut to the context.
 
-    Raises UserError for a character that the decoder does not have.
+    Raises UserError for a character that the decoder does not have, and for a row of messages without `conversations`.
     """
     tokenizer = state.policy.tokenizer
     vocabulary, rows = tokenizer.get_vocab(), []
     for example in examples:
-        completion = example.columns.get("completion")  # may be null
-        ending = str(example.answer or "" if completion is None else completion)
-        prompt = example.prompt if isinstance(example.prompt, str) else example.question
-        if unknown := sorted(set(prompt + ending) - vocabulary.keys()):
+        text, row = _row(tokenizer, example)
+        if unknown := sorted(set(text) - vocabulary.keys()):
             raise UserError(f"The decoder has no character {unknown[0]!r}: use printable ASCII only.")
-        if messages := example.columns.get("messages"):
-            row = list(apply_chat_template(tokenizer, messages, return_dict=False))
-        else:
-            row = [*tokenizer.encode(prompt + ending), tokenizer.eos_token_id]
         rows.append(row[: state.config.context])
     return rows
+
+
+def _row(tokenizer: Any, example: Example) -> tuple[str, list[int]]:
+    """The characters of an example and its tokens: what the model is asked in evaluation, and the answer."""
+    completion = example.columns.get("completion")  # may be null
+    ending = str(example.answer or "" if completion is None else completion)
+    if isinstance(example.prompt, str):
+        text = example.prompt + ending
+    elif tokenizer.chat_template is not None:
+        messages = example.columns.get("messages")
+        if messages is None or messages[:-1] != example.prompt:  # a task may have changed the prompt
+            messages = [*example.prompt, {"role": "assistant", "content": ending}]
+        row = list(apply_chat_template(tokenizer, messages, return_dict=False))
+        return "".join(message["content"] for message in messages), row
+    elif example.columns.get("messages") is not None:
+        raise UserError(f"{example.place or 'An example'} has 'messages', a whole conversation: give --conversations.")
+    else:
+        text = "\n".join(message["content"] for message in example.prompt) + ending  # as `LanguageModel.encode`
+    return text, [*tokenizer.encode(text), tokenizer.eos_token_id]
 
 
 def written(state: State, env: TextTask, examples: Sequence[Example]) -> Sequence[Example]:
@@ -282,12 +295,11 @@ def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
     more = {f"bits per {unit}": nats / math.log(2)}
     if env.episode is not None:
         tokens_of_turn = state.config.max_new_tokens
-        found = multi_turn.converse(state.policy, env, env.test, 1, tokens_of_turn, 0.0).parts["outcome"]
-        more[env.metric] = sum(found) / len(found)
-    elif env.grader is not None:
-        graded = env.grade(env.test, act(state, env.test)[0])
-        scores = [reward for reward in graded if not math.isnan(reward)]
-        more[env.metric] = sum(scores) / max(len(scores), 1)
+        graded = multi_turn.converse(state.policy, env, env.test, 1, tokens_of_turn, 0.0).parts["outcome"]
+    else:
+        graded = [] if env.grader is None else env.grade(env.test, act(state, env.test)[0])
+    if scores := [reward for reward in graded if not math.isnan(reward)]:  # NaN: it cannot be scored
+        more[env.metric] = sum(scores) / len(scores)
     return f"nats per {unit}", nats, more
 
 

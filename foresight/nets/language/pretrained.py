@@ -44,7 +44,7 @@ def load(
     """
     from transformers import AutoModelForCausalLM
 
-    options = {"attn_implementation": "eager"} if eager else {}
+    options: dict[str, Any] = {"attn_implementation": "eager"} if eager else {}
     return _load(AutoModelForCausalLM, name, device, precision, narrow, **options)[0]
 
 
@@ -74,9 +74,18 @@ def load_scorer(
 
 
 def _load(
-    kind: Any, name: str, device: torch.device | str, precision: str, narrow: bool, **options: Any
+    kind: Any,
+    name: str,
+    device: torch.device | str,
+    precision: str,
+    narrow: bool,
+    adapters: tuple[str, ...] = (),
+    **options: Any,
 ) -> tuple[LanguageModel, bool]:
-    """The model, and whether its folder lacks a scalar head. Raises UserError if other weights are missing."""
+    """The model, and whether its folder lacks a scalar head. Raises UserError if other weights are missing.
+
+    `adapters` are the folders whose base this is.
+    """
     computed = precisions.dtype(precision, device)
     from transformers import AutoTokenizer
 
@@ -89,14 +98,25 @@ def _load(
     if Path(source).exists() and not any((Path(source) / file).is_file() for file in FILES):
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
     base = _base_of(source)  # of an adapter
+    below = None
+    if base is not None and _is_ours(base):
+        if base in (*adapters, source):
+            raise UserError(
+                f"The base model of the adapter in {source} is {base}, which is an adapter of it in turn: write the "
+                f"model that training started from into {Path(source) / ADAPTER}, as base_model_name_or_path."
+            )
+        below = _load(kind, base, device, precision, False, (*adapters, source), **options)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        module, found = _quietly(
-            lambda: kind.from_pretrained(base or source, dtype=torch.float32, output_loading_info=True, **options)
-        )
+        if below is not None:
+            module, found = below[0].module, {"missing_keys": {"score.weight"} if below[1] else set()}
+        else:
+            module, found = _quietly(
+                lambda: kind.from_pretrained(base or source, dtype=torch.float32, output_loading_info=True, **options)
+            )
         if base is not None:
             _quietly(lambda: module.load_adapter(source))
-        if hasattr(module, "score"):  # transformers reads it only for models that generate
+        if hasattr(module, "score") and below is None:  # transformers reads it only for models that generate
             module.generation_config = _generation(base or _named_base(source) or source, module.config)
     except SafetensorError as error:
         raise UserError(f"The weights of {name} are damaged or cut off ({error}): copy them again.") from error
@@ -139,19 +159,24 @@ def _named_base(folder: str) -> str:
 
 
 def _base_of(folder: str) -> str | None:
-    """The base of the adapter in this folder if that is the packaged model; None if transformers can find it itself.
+    """The base of the adapter in this folder if it is read here; None if transformers can find it itself.
 
-    Raises UserError if the base is a folder that no longer exists.
+    Raises UserError if the base is a folder or file that no longer exists.
     """
     named = _named_base(folder)
     if named == HUB and not _is_cached(named):
         return str(packaged())
-    if not Path(named).is_absolute() or Path(named).is_dir():
-        return None
-    raise UserError(
-        f"The base model of the adapter in {folder} is {named}, which does not exist: write its present path into "
-        f"{Path(folder) / ADAPTER}, as base_model_name_or_path."
-    )
+    if Path(named).is_absolute() and not Path(named).exists():
+        raise UserError(
+            f"The base model of the adapter in {folder} is {named}, which does not exist: write its present path into "
+            f"{Path(folder) / ADAPTER}, as base_model_name_or_path."
+        )
+    return named if _is_ours(named) else None
+
+
+def _is_ours(base: str) -> bool:
+    """Whether the base of an adapter is one that transformers cannot read as such: a GGUF file, or an adapter."""
+    return base.endswith(".gguf") or (base != "" and (Path(base) / ADAPTER).is_file())
 
 
 def _is_cached(name: str) -> bool:

@@ -68,6 +68,9 @@ class Scorer(nn.Module):
 
 
 def completing(policy: LanguageModel, ids: Sequence[int], characters: Sequence[int]) -> list[int]:
-    """The place of the token after which the text of `ids` first has each number of `characters`; else the last."""
-    written = [len(policy.decode(ids[: t + 1])) for t in range(len(ids))]
+    """The place of the token after which the text of `ids` first has each number of `characters`; else the last.
+
+    A character of which only the first bytes are written does not count.
+    """
+    written = [len(policy.decode(ids[: t + 1]).rstrip("\ufffd")) for t in range(len(ids))]
     return [next((t for t, count in enumerate(written) if count >= end), len(ids) - 1) for end in characters]

@@ -17,7 +17,17 @@ from typing import Any
 
 from foresight import errors
 from foresight.errors import UserError
-from foresight.planning.reasoning.mind import STEP_TOKENS, Answer, Ask, Check, Problem, Steps, Thought, score
+from foresight.planning.reasoning.mind import (
+    STEP_TOKENS,
+    Answer,
+    Ask,
+    Check,
+    Problem,
+    Steps,
+    Thought,
+    contains,
+    score,
+)
 from foresight.planning.reasoning.tree import ThoughtTree
 from foresight.planning.reasoning.voting import best, elect
 
@@ -26,6 +36,7 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "prod": math.prod,
 }
+UNFINISHED = "\ufffd"  # what the beginning of a character is decoded to
 READINGS = ("best", "weighted", "majority")  # how the answer is read from the finished beams
 
 
@@ -102,14 +113,19 @@ def check(n: int, width: int, aggregate: str, read: str) -> None:
 def extend_each(
     problem: Problem, tree: ThoughtTree, paths: Sequence[Path], count: int, step_tokens: int, scored: bool = True
 ) -> Generator[Ask | Check, Any, list[list[Path]]]:
-    """`count` next steps of each path, scored; of equal texts below one path, only the first."""
+    """`count` next steps of each path, scored; of equal texts below one path, only the first.
+
+    A step is no longer than one answer may be, which every budget pays for.
+    """
     prefixes = tuple(problem.prompt + path.tokens for path in paths)
-    replies = yield Ask(prefixes, count, step_tokens, (problem.delimiter,))
+    most = min(step_tokens, problem.mind.max_new_tokens)
+    replies = yield Ask(prefixes, count, most, (problem.delimiter,))
     groups = list[list[Path]]()
     for path, thoughts in zip(paths, replies, strict=True):
-        unique = {thought.text: thought for thought in reversed(thoughts)}
-        found = [unique[text] for text in dict.fromkeys(thought.text for thought in thoughts)]
-        groups.append([_after(path, thought) for thought in found])
+        unique: dict[Any, Path] = {}
+        for one in (after(problem, path, thought) for thought in thoughts):
+            unique.setdefault(identity(one), one)
+        groups.append(list(unique.values()))
     flat = [path for group in groups for path in group]
     scores: Sequence[float | None] = [None] * len(flat)
     if scored:
@@ -118,22 +134,37 @@ def extend_each(
     for path, group in zip(paths, groups, strict=True):
         results.append([])
         for one, value in zip(group, scores[position : position + len(group)], strict=True):
-            node = tree.add(one.text[len(path.text) :], (path.node,), "answer" if one.ended else "thought", value)
+            node = tree.add(last(path.text, one.text), (path.node,), "answer" if one.ended else "thought", value)
             valued = path.scores if value is None else (*path.scores, value)
             results[-1].append(dataclasses.replace(one, scores=valued, node=node))
         position += len(group)
     return results
 
 
-def _after(path: Path, thought: Thought) -> Path:
-    """The path with one more thought, not scored yet."""
+def after(problem: Problem, path: Path, thought: Thought) -> Path:
+    """The path with one more thought, not scored yet. Its text is that of all its tokens, as none stands for itself.
+
+    A character may be split over two thoughts, and so may a text that ends the answer.
+    """
+    tokens = path.tokens + thought.tokens
+    text = problem.mind.policy.decode(tokens)
     return dataclasses.replace(
         path,
-        tokens=path.tokens + thought.tokens,
-        text=path.text + thought.text,
-        ended=thought.ended,
+        tokens=tokens,
+        text=text,
+        ended=thought.ended or contains(text, problem.example.stop),
         logprob=path.logprob + thought.logprob,
     )
+
+
+def last(before: str, text: str) -> str:
+    """What a text adds to the one before it, with a character that the latter had only begun."""
+    return text[len(before.rstrip(UNFINISHED)) :]
+
+
+def identity(path: Path) -> tuple[Any, ...]:
+    """What equal paths have in common: the text or, where it ends within a character, the tokens too."""
+    return path.text, path.tokens if path.text.endswith(UNFINISHED) else ()
 
 
 def extend(
@@ -141,9 +172,9 @@ def extend(
 ) -> Generator[Ask | Check, Any, list[Path]]:
     """The next steps of all paths, scored, without duplicates."""
     groups = yield from extend_each(problem, tree, paths, count, step_tokens)
-    unique: dict[str, Path] = {}
+    unique: dict[Any, Path] = {}
     for path in (path for group in groups for path in group):
-        unique.setdefault(path.text, path)
+        unique.setdefault(identity(path), path)
     return list(unique.values())
 
 

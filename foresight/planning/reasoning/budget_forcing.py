@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foresight.errors import UserError
+from foresight.planning.reasoning.beam import last
 from foresight.planning.reasoning.mind import Answer, Ask, Policy, Problem, Steps, Thought
 
 CLOSE = "</think>"
@@ -25,32 +26,33 @@ def budget_forcing(
     if ignore < 0 or thought_tokens < 0:
         raise UserError(f"ignore is {ignore} and thought_tokens {thought_tokens}: both must be at least 0.")
     traced = problem.task.traced
-    tree, prefix, text, node = problem.tree(), problem.prompt, "", 0
+    tree, tokens, text, node = problem.tree(), tuple[int, ...](), "", 0
     limit, policy = thought_tokens or problem.mind.max_new_tokens, problem.mind.policy
     close = close or (f"{CLOSE} <answer>" if traced else "")
+
+    def add(more: Sequence[int], kind: str) -> tuple[tuple[int, ...], str, int]:
+        whole = policy.decode((*tokens, *more))  # the text of all: a character may be split over two thoughts
+        return (*tokens, *more), whole, tree.add(last(text, whole), (node,), kind)
+
     for turn in range(ignore + 1):
-        replies = yield Ask((prefix,), 1, limit, (CLOSE,) if traced else ())
+        replies = yield Ask((problem.prompt + tokens,), 1, limit, (CLOSE,) if traced else ())
         if not replies[0]:
             break
         thought: Thought = replies[0][0]
-        at_end = thought.ended or (traced and thought.text.endswith(CLOSE))
+        at_end = thought.ended or (traced and CLOSE in thought.text)
         if at_end and turn < ignore:
-            body = cut(policy, thought.tokens, thought.text.removesuffix(CLOSE) if traced else thought.text)
-            prefix += body + problem.encode(wait)
-            node = tree.add(policy.decode(body), (node,))
-            node = tree.add(wait, (node,), "forced")
-            text += policy.decode(body) + wait
+            body = cut(policy, thought.tokens, thought.text.partition(CLOSE)[0] if traced else thought.text)
+            tokens, text, node = add(body, "thought")
+            tokens, text, node = add(problem.encode(wait), "forced")
             continue
-        prefix, text = prefix + thought.tokens, text + thought.text
-        node = tree.add(thought.text, (node,), "answer" if thought.ended else "thought")
+        tokens, text, node = add(thought.tokens, "answer" if thought.ended else "thought")
         if thought.ended:
             break
         if close and not at_end:
-            prefix, text = prefix + problem.encode(close), text + close
-            node = tree.add(close, (node,), "forced")
-        last = yield Ask((prefix,), 1)
-        for thought in last[0]:
-            text, node = text + thought.text, tree.add(thought.text, (node,), "answer")
+            tokens, text, node = add(problem.encode(close), "forced")
+        answers = yield Ask((problem.prompt + tokens,), 1)
+        for thought in answers[0]:
+            tokens, text, node = add(thought.tokens, "answer")
         break
     tree.choose(node)
     return Answer(text, ((text, 0.0),), tree)

@@ -88,9 +88,9 @@ def _revise_checked(
     replies = yield Ask(tuple(problem.prompt + start for start in starts), 1)
     for (i, _), start, thoughts in zip(wrong, starts, replies, strict=True):
         for thought in thoughts:
-            before = policy.decode(start)
+            tokens = start + thought.tokens
             node = tree.add(thought.text, (hypotheses[i].node,), "revision")
-            revised[i] = Hypothesis(start + thought.tokens, before + thought.text, 0.0, node)
+            revised[i] = Hypothesis(tokens, policy.decode(tokens), 0.0, node)
     return revised, any(replies)
 
 

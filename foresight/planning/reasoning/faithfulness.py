@@ -157,10 +157,18 @@ def _answers(
     prefixes: Sequence[Sequence[tuple[int, ...]]],
     whole: bool = False,
 ) -> list[list[str]]:
-    """The canonical greedy answer after each prefix; `whole`: the rest of the trace is written before it."""
+    """The canonical greedy answer after each prefix; `whole`: the rest of the trace is written before it.
+
+    Raises UserError if a prefix leaves no room in the context.
+    """
     flat = [(trace, prefix) for trace, row in zip(traces, prefixes, strict=True) for prefix in row]
-    limit = mind.max_new_tokens if whole else ANSWER_TOKENS
-    limit = min(limit, mind.policy.context - max(len(prefix) for _, prefix in flat))
+    longest, prefix = max(flat, key=lambda pair: len(pair[1]))
+    limit = min(mind.max_new_tokens if whole else ANSWER_TOKENS, mind.policy.context - len(prefix))
+    if limit < 1:
+        raise UserError(
+            f"The trace of the question {longest.example.question[:40]!r} fills the context of {mind.policy.context}: "
+            "lower --max-new-tokens, so that longer traces are left out."
+        )
     stop = tuple({text for trace, _ in flat for text in trace.example.stop})
     replies = mind.sample([prefix for _, prefix in flat], 1, limit, 0.0, stop, stop)
     texts = iter(_completion(task, thoughts[0], whole) for thoughts in replies)

@@ -156,8 +156,10 @@ class Result:
 class Mind:
     """A model to think with: its samples, its verifier, and what all of it cost.
 
-    `max_new_tokens` is the most of one answer; `total` is the sum of all charges. A budget is the sampled tokens of a
-    question: a request gets as many rows as the rest can pay for at their full length, and is charged what they used.
+    `max_new_tokens` is the most of one sample: an answer or, in methods that join several, a part of one; `beam`,
+    `dvts`, `tree_of_thoughts` and `puct` join steps of up to `step_tokens` each. `total` is the sum of all charges. A
+    budget is the sampled tokens of a question: a request gets as many rows as the rest can pay for at their full
+    length, and is charged what they used.
     """
 
     policy: Policy
@@ -173,11 +175,10 @@ class Mind:
     ) -> list[Result]:
         """Answer the examples with `method(problem, **options)`, each within `budget` sampled tokens (None: no limit).
 
-        Raises UserError if the budget is below one answer, and LostError, naming the question, if the verifier fails.
+        Raises UserError if the budget is below one answer or a prompt fills the context, and LostError if the verifier
+        fails; both name the question.
         """
-        check_budget(budget, self.max_new_tokens)
-        self.kept.clear()  # the weights may have changed
-        problems = [Problem(e, tuple(self.policy.encode(e.prompt, e.tools)), task, self) for e in examples]
+        problems = self.problems(task, examples, budget)
         running = [method(problem, **options) for problem in problems]
         charges = [Charge() for _ in problems]
         answers: list[Answer | None] = [None] * len(problems)
@@ -193,6 +194,20 @@ class Mind:
         self.kept.clear()
         self.total = sum(charges, self.total)
         return [Result(a, c) for a, c in zip(answers, charges, strict=True) if a is not None]
+
+    def problems(self, task: TextTask, examples: Sequence[Example], budget: int | None) -> list[Problem]:
+        """The examples as methods see them, with no keys and values kept. Raises UserError as `think` does."""
+        check_budget(budget, self.max_new_tokens)
+        self.kept.clear()  # the weights may have changed
+        found = [Problem(e, tuple(self.policy.encode(e.prompt, e.tools)), task, self) for e in examples]
+        for problem in found:
+            if len(problem.prompt) >= self.policy.context:
+                raise UserError(
+                    f"The prompt of the question {problem.example.question[:40]!r} has {len(problem.prompt)} tokens, "
+                    f"which leaves no room for an answer in the context of {self.policy.context}: leave the question "
+                    "out, or use a model with a longer context."
+                )
+        return found
 
     def serve(
         self,
@@ -210,6 +225,7 @@ class Mind:
                 continue
             longest = max(map(len, request.prefixes), default=0)
             most = min(request.max_new_tokens or self.max_new_tokens, self.policy.context - longest)
+            most = most if budget is None else min(most, budget)  # longer ones could never be paid for
             rows = len(request.prefixes)
             left = rows * request.count if budget is None else (budget - charges[i].sampled_tokens) // max(most, 1)
             few, count = min(rows, left), min(request.count, left // max(rows, 1)) or 1
@@ -276,7 +292,7 @@ class Mind:
                 n = int(batch.length[p, g])
                 ids = tuple(batch.completion[p, g, :n].tolist())
                 text = self.policy.decode(ids)
-                ended = ids[-1] in self.policy.stop_ids or text.endswith(tuple(ending))
+                ended = ids[-1] in self.policy.stop_ids or contains(text, ending)
                 logprob = float(batch.logprob[p, g, :n].sum())
                 found[-1].append(Thought(text, ids, logprob, bool(batch.stopped[p, g]) and ended))
         return found
@@ -298,7 +314,7 @@ class Mind:
             tokens = self.continuation(text)
         else:
             tokens = (*choice.tokens, *self.continuation(text[len(self.policy.decode(choice.tokens)) :]))
-        within = choice.stop and choice.stop not in ending and not text.endswith(tuple(ending))
+        within = choice.stop and choice.stop not in ending and not contains(text, ending)
         return Thought(text, tokens, sum(choice.logprobs or ()), choice.stopped and not within)
 
     def _scores(self, pairs: Sequence[tuple[Example, str]]) -> Sequence[float]:
@@ -354,6 +370,11 @@ def _copies(prefixes: Sequence[tuple[int, tuple[int, ...]]]) -> int:
     """How often each prefix of each question follows itself, if all do so equally often; else 1."""
     runs = {len(list(same)) for _, same in itertools.groupby(prefixes)}
     return runs.pop() if len(runs) == 1 else 1
+
+
+def contains(text: str, ends: Sequence[str]) -> bool:
+    """Whether a text has one of `ends`. A sample stops at the first, but the token that completes it may hold more."""
+    return any(end in text for end in ends)
 
 
 def grow(tree: dict[int, Any], tokens: Sequence[int]) -> tuple[dict[int, Any], int]:

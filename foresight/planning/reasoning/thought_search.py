@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
-from foresight.planning.reasoning.beam import Path
+from foresight.planning.reasoning.beam import Path, after, identity, last
 from foresight.planning.reasoning.mind import (
     STEP_TOKENS,
     Answer,
@@ -26,7 +26,6 @@ from foresight.planning.reasoning.mind import (
     Mind,
     Problem,
     Result,
-    check_budget,
 )
 from foresight.planning.reasoning.tree import ThoughtTree
 from foresight.planning.search.mcts import PUCT, search
@@ -48,7 +47,7 @@ class Thoughts:
         self, mind: Mind, problems: Sequence[Problem], budget: int | None, actions: int, step_tokens: int
     ) -> None:
         self.mind, self.problems, self.budget = mind, problems, budget
-        self.actions, self.step_tokens = actions, step_tokens
+        self.actions, self.step_tokens = actions, min(step_tokens, mind.max_new_tokens)
         self.charges = [Charge() for _ in problems]
         self.trees: list[ThoughtTree] = [problem.tree() for problem in problems]
         self.nodes: list[list[_State]] = [[] for _ in problems]
@@ -70,11 +69,11 @@ class Thoughts:
                 fresh[b] = at.actions[a]
         scores = self.serve({b: Check((path.text,)) for b, path in fresh.items()})
         for b, path in fresh.items():
-            kind, before = "answer" if path.ended else "thought", len(self.nodes[b][rows[b][0]].path.text)
+            kind, before = "answer" if path.ended else "thought", self.nodes[b][rows[b][0]].path.text
             path = dataclasses.replace(
                 path,
                 scores=(*path.scores, scores[b][0]),
-                node=self.trees[b].add(path.text[before:], (path.node,), kind, scores[b][0]),
+                node=self.trees[b].add(last(before, path.text), (path.node,), kind, scores[b][0]),
             )  # fmt: skip
             fresh[b] = path
             self.nodes[b][rows[b][0]].children[rows[b][1]] = len(self.nodes[b])
@@ -104,13 +103,11 @@ class Thoughts:
         replies = self.serve(asks)
         logits = torch.full((len(paths), self.actions), -torch.inf)
         for row, (b, path) in enumerate(paths.items()):
-            unique = {thought.text: thought for thought in (replies[b][0] if b in replies else ())}
-            actions = [
-                dataclasses.replace(
-                    path, tokens=path.tokens + t.tokens, text=path.text + t.text, ended=t.ended, logprob=t.logprob
-                )
-                for t in unique.values()
+            found = [
+                dataclasses.replace(after(self.problems[b], path, thought), logprob=thought.logprob)
+                for thought in (replies[b][0] if b in replies else ())
             ]  # fmt: skip
+            actions = list({identity(one): one for one in found}.values())
             logits[row, : len(actions)] = torch.tensor([action.logprob for action in actions])
             self.nodes[b].append(_State(path, actions, {}))
         return logits
@@ -134,11 +131,9 @@ def puct(
 
     Where no answer ended, the most visited steps are continued to one. Raises UserError as `Mind.think` does.
     """
-    check_budget(budget, mind.max_new_tokens)
     if actions < 1 or simulations < 1:
         raise UserError(f"actions is {actions} and simulations {simulations}: both must be at least 1.")
-    mind.kept.clear()
-    problems = [Problem(e, tuple(mind.policy.encode(e.prompt, e.tools)), task, mind) for e in examples]
+    problems = mind.problems(task, examples, budget)
     model = Thoughts(mind, problems, budget, actions, step_tokens)
     rule = PUCT(c_init=c_init, normalize="none", first_play="zero")  # scores are in [0, 1] already
     search(model, torch.arange(len(problems)), simulations, rule)
@@ -149,8 +144,8 @@ def puct(
     asks = {b: Ask((problems[b].prompt + path.tokens,)) for b, path in open_ends.items()}
     replies = model.serve(asks)
     for b, path in open_ends.items():
-        text = path.text + "".join(thought.text for thought in replies[b][0])
-        ended[b] = [dataclasses.replace(path, text=text, node=model.trees[b].add(text, (path.node,), "answer"))]
+        whole = after(problems[b], path, replies[b][0][0]) if replies[b][0] else path
+        ended[b] = [dataclasses.replace(whole, node=model.trees[b].add(whole.text, (path.node,), "answer"))]
     results = list[Result]()
     for b, paths in enumerate(ended):
         model.trees[b].choose(paths[0].node)

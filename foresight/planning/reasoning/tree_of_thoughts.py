@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from foresight.errors import UserError, unknown
-from foresight.planning.reasoning.beam import Path, extend_each, keep
+from foresight.planning.reasoning.beam import Path, extend_each, identity, keep
 from foresight.planning.reasoning.mind import STEP_TOKENS, Answer, Ask, Check, Problem, Steps, score
 from foresight.planning.reasoning.tree import ThoughtTree
 
@@ -41,7 +41,8 @@ def tree_of_thoughts(
     """A search of depth `steps` with `samples` proposals a state.
 
     `bfs` keeps `breadth` states of a level. `dfs` gives up a state whose value is below `threshold`, and ends at the
-    first answer whose value is not. `values`: how often the model is asked for its own, if there is no verifier.
+    first answer, or state of the last depth, whose value is not. Without an answer both return the best of the deepest
+    states. `values`: how often the model is asked for its own, if there is no verifier.
     """
     if order not in ORDERS:
         raise unknown("order", order, ORDERS)
@@ -70,20 +71,23 @@ def _breadth_first(
 def _depth_first(
     problem: Problem, breadth: int, samples: int, steps: int, step_tokens: int, threshold: float, values: int
 ) -> Steps:
-    tree, stack, ended = problem.tree(), [(Path(), 0)], list[Path]()
+    tree, stack = problem.tree(), [(Path(), 0)]
+    final, seen = list[Path](), list[Path]()
     while stack:
         state, depth = stack.pop()
-        if depth == steps:
-            continue
         children = yield from _propose(problem, tree, [state], samples, step_tokens, values)
         order = keep(tree, children, breadth, "last")
         good = [path for path in order if path.scores[-1] >= threshold]
         tree.prune([path.node for path in order if path not in good])
-        ended += [path for path in order if path.ended]
-        if any(path.ended for path in good):
+        deepest = depth + 1 == steps
+        final += [path for path in order if path.ended or (deepest and path in good)]
+        seen += order
+        if any(path.ended or deepest for path in good):
             break
         stack += [(path, depth + 1) for path in reversed(good)]
-    return _answer(tree, keep(tree, ended, max(1, len(ended)), "last"))
+    if not final and seen:  # the budget ended, or every state was given up: the deepest that was not, and its value
+        final = [max(seen, key=lambda path: (path.scores[-1] >= threshold, len(path.scores), path.scores[-1]))]
+    return _answer(tree, keep(tree, final, max(1, len(final)), "last"))
 
 
 def _answer(tree: ThoughtTree, ended: Sequence[Path]) -> Answer:
@@ -99,9 +103,9 @@ def _propose(
 ) -> Generator[Ask | Check, Any, list[Path]]:
     """The different next states of all states, valued."""
     groups = yield from extend_each(problem, tree, states, samples, step_tokens, scored=False)
-    unique: dict[str, Path] = {}
+    unique: dict[Any, Path] = {}
     for path in (path for group in groups for path in group):
-        unique.setdefault(path.text, path)
+        unique.setdefault(identity(path), path)
     children = list(unique.values())
     valued = yield from value(problem, [path.text for path in children], values)
     for path, found in zip(children, valued, strict=True):

@@ -7,12 +7,13 @@ asked at every token. The score is that of any verifier: the multi-token critic'
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 
 from foresight.errors import UserError
-from foresight.planning.reasoning.beam import Path, extend_each
+from foresight.planning.reasoning.beam import Path, after, extend_each, identity, last
 from foresight.planning.reasoning.mind import Answer, Ask, Problem, Steps, score
 
 
@@ -28,12 +29,12 @@ def value_guided(problem: Problem, samples: int = 8, block: int = 8, tau: float 
         else:
             children = []
             replies = yield Ask((problem.prompt + path.tokens,), samples, size)
-            thoughts = list({thought.text: thought for thought in replies[0]}.values())
-            scores = yield from score(problem, [path.text + thought.text for thought in thoughts])
-            for thought, found in zip(thoughts, scores, strict=True):
-                node = tree.add(thought.text, (path.node,), "answer" if thought.ended else "thought", found)
-                tokens, text = path.tokens + thought.tokens, path.text + thought.text
-                children.append(Path(tokens, text, (*path.scores, found), thought.ended, node))
+            paths = (after(problem, path, thought) for thought in replies[0])
+            unique = {identity(one): one for one in paths}.values()
+            scores = yield from score(problem, [one.text for one in unique])
+            for one, found in zip(unique, scores, strict=True):
+                node = tree.add(last(path.text, one.text), (path.node,), "answer" if one.ended else "thought", found)
+                children.append(dataclasses.replace(one, scores=(*path.scores, found), node=node))
         if not children:
             break
         chosen = _draw([child.scores[-1] for child in children], tau, problem.mind.generator)

@@ -46,8 +46,11 @@ def self_consistency(
     """The answer with the most votes of `n` samples; `weighted`: by the verifier's score of each.
 
     With `early` above 0 (0.95 in the paper), samples are drawn in rounds until the leader is a majority with that
-    posterior probability, or cannot be reached any more.
+    posterior probability, or cannot be reached any more. Raises UserError for an `n` or `early` out of range.
     """
+    _check(n)
+    if not 0 <= early <= 1:
+        raise UserError(f"early is {early}: it must be a probability, from 0 (never) to 1 (only when it is certain).")
     tree, found, scores = problem.tree(), list[Thought](), list[float]()
     while len(found) < n:
         size = min(ROUND, n - len(found)) if early else n - len(found)
@@ -64,7 +67,8 @@ def self_consistency(
 
 
 def best_of_n(problem: Problem, n: int = 64, temperature: float | None = None) -> Steps:
-    """The sample with the highest score of the verifier; ties: the first."""
+    """The sample with the highest score of the verifier; ties: the first. Raises UserError for an `n` below 1."""
+    _check(n)
     tree = problem.tree()
     found = yield from samples(problem, n, temperature=temperature)
     texts = [thought.text for thought in found]
@@ -102,6 +106,11 @@ def best(tree: ThoughtTree, texts: Sequence[str], scores: Sequence[float]) -> An
         return Answer("", (), tree)
     tree.choose(nodes[order[0]])
     return Answer(texts[order[0]], tuple((texts[i], scores[i]) for i in order), tree)
+
+
+def _check(n: int) -> None:
+    if n < 1:
+        raise UserError(f"n is {n}: it must be at least 1.")
 
 
 def _decided(votes: Sequence[tuple[str, float]], left: int, confidence: float) -> bool:

@@ -102,13 +102,12 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
 
     if hasattr(module, "measure"):
         return evaluate.from_measure(module, state, task)
-    Evaluation = evaluate.Evaluation
     examples = list(task.test)[: episodes or None]
     if not examples:
         raise UserError("The task has no held-out examples to evaluate on.")
     if getattr(task, "grader", True) is None and hasattr(module, "assess"):
         metric, values = module.assess(state, examples)
-        return Evaluation.of(metric, values)
+        return evaluate.Evaluation.of(metric, values)
     if getattr(task, "episode", None) is not None:
         from foresight.planning.generation import multi_turn
 
@@ -120,12 +119,20 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
             sample |= {"parts": parts, "transcript": found.transcripts[i]}
         measured = {name: [x for x in values if not math.isnan(x)] for name, values in found.parts.items()}
         others = {name: sum(values) / len(values) for name, values in measured.items() if values and name != "outcome"}
-        return dataclasses.replace(Evaluation.of(task.metric, outcomes), samples=samples, extra_metrics=others)
+        result = _scored(task.metric, outcomes)
+        return dataclasses.replace(result, samples=samples, extra_metrics=others)
     completions, _, _ = module.act(state, examples, explore=False)
     rewards = [float(reward) for reward in task.grade(examples, completions)]
-    metric, scored = getattr(task, "metric", "reward"), [reward for reward in rewards if not math.isnan(reward)]
-    result = Evaluation.of(metric, scored) if scored else Evaluation(metric, math.nan, math.nan, 0)
+    result = _scored(getattr(task, "metric", "reward"), rewards)
     return dataclasses.replace(result, samples=_samples(examples, completions, rewards))
+
+
+def _scored(metric: str, rewards: Sequence[float]) -> Evaluation:
+    """The evaluation of the rewards that are not NaN; an unknown one if all are."""
+    from foresight.runtime.evaluation.evaluate import Evaluation
+
+    scored = [reward for reward in rewards if not math.isnan(reward)]
+    return Evaluation.of(metric, scored) if scored else Evaluation(metric, math.nan, math.nan, 0)
 
 
 def _samples(examples: Sequence[Any], texts: Sequence[str], rewards: Sequence[float]) -> tuple[dict[str, Any], ...]:

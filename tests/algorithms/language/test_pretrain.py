@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -209,6 +211,50 @@ def test_what_it_cannot_write_is_refused():
         pretrain.documents(_state(), [Example("caf", "é")])
     with pytest.raises(UserError, match="predict_tokens must be at least 1"):
         _state(predict_tokens=0)
+
+
+def _conversation(**columns):
+    asked = [{"role": "system", "content": "add"}, {"role": "user", "content": "3+4="}]
+    return Example(asked, columns.pop("answer", None), columns=columns)
+
+
+def test_a_conversation_is_trained_on_as_it_is_asked():
+    """The prompt of training is that of evaluation: with a chat template, and joined without one."""
+    plain, chat = _state(), _state(conversations=True)
+    for columns in ({"completion": "7"}, {"answer": "7"}):
+        example = _conversation(**columns)
+        assert plain.policy.decode(pretrain.documents(plain, [example])[0]) == "add\n3+4=7"
+        assert chat.policy.decode(pretrain.documents(chat, [example])[0]) == "add3+4=7"
+        for state in (plain, chat):
+            row, prompt = pretrain.documents(state, [example])[0], state.policy.encode(example.prompt)
+            assert row[: len(prompt)] == prompt and len(row) == len(prompt) + 2 and row[-1] == 0
+    whole = [*example.prompt, {"role": "assistant", "content": "7"}]
+    assert pretrain.documents(chat, [_conversation(messages=whole, completion="7")])[0] == row
+    changed = Example([{"role": "user", "content": "2"}], columns={"messages": whole, "completion": "7"})
+    assert chat.policy.decode(pretrain.documents(chat, [changed])[0]) == "27"  # a task may have changed the prompt
+    with pytest.raises(UserError, match=r"row 3 has 'messages'.*--conversations"):
+        pretrain.documents(plain, [dataclasses.replace(changed, place="row 3")])
+
+
+@pytest.mark.parametrize("conversations", [False, True])
+def test_every_character_of_a_conversation_is_checked(conversations):
+    state = _state(conversations=conversations)
+    for system, question, reply in (("é", "a", "b"), ("a", "é", "b"), ("a", "b", "é")):
+        asked = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        with pytest.raises(UserError, match="no character 'é'"):
+            pretrain.documents(state, [Example(asked, reply)])
+
+
+def test_what_cannot_be_scored_does_not_count_in_a_measure(monkeypatch):
+    state, task = _state(), _task()
+    scores = [1.0, math.nan]
+    graded = dataclasses.replace(task, test=task.train[:2], grader=lambda examples, texts: scores)
+    monkeypatch.setattr(pretrain.multi_turn, "converse", lambda *args: SimpleNamespace(parts={"outcome": scores}))
+    monkeypatch.setattr(pretrain, "written", lambda state, env, examples: examples)
+    held = dataclasses.replace(graded, episode=lambda example: None, metric="outcome")
+    assert pretrain.measure(state, graded)[2]["accuracy"] == pretrain.measure(state, held)[2]["outcome"] == 1.0
+    scores[0] = math.nan
+    assert "accuracy" not in pretrain.measure(state, graded)[2] and "outcome" not in pretrain.measure(state, held)[2]
 
 
 @pytest.mark.parametrize(

@@ -123,3 +123,16 @@ def test_what_has_no_trace_is_refused():
         faith.sample(Mind(Scripted(reader), 60), make("addition"), make("addition").test)
     with pytest.raises(UserError, match="None of 30 completions has steps"):
         faith.sample(Mind(Scripted(lambda text, draw: "#3"), 60), TASK, TASK.test)
+
+
+def test_a_trace_that_fills_the_context_is_named():
+    traces = faith.sample(Mind(Scripted(reader), 60), TASK, TASK.test[:3])
+    longest = max(traces, key=lambda trace: len(trace.prompt) + len(trace.tokens))
+    small = Mind(Scripted(reader, context=len(longest.prompt) + 12), 60)
+    for measure in (
+        lambda: faith.early_answering(small, TASK, [longest]),
+        lambda: faith.mistakes(small, TASK, [longest], faith.wrong_number),
+        lambda: faith.replaced(small, TASK, [longest], faith.filler),
+    ):
+        with pytest.raises(UserError, match=r"trace of the question '.*' fills the context of \d+: lower --max-new"):
+            measure()

@@ -171,6 +171,27 @@ def test_the_context_bounds_a_thought():
     assert all(len(r.answer.text) <= 14 for r in results)
 
 
+@pytest.mark.parametrize("name", ["beam", "dvts", "tree_of_thoughts", "puct"])
+def test_a_budget_of_one_answer_pays_for_steps_of_any_size(name):
+    mind = Mind(Scripted(player), 16, verifier=TASK.verifier)
+    for result in methods.run(name, mind, TASK, TASK.test[:2], 32, step_tokens=48):
+        assert 0 < result.charge.sampled_tokens <= 32 and result.answer.text
+
+
+def test_a_thought_that_the_budget_bounds_is_as_long_as_it_pays_for():
+    mind = Mind(Scripted(lambda text, draw: "a" * 99), 10)
+    result = methods.run("budget_forcing", mind, TASK, TASK.test[:1], 20, thought_tokens=50)[0]
+    assert result.charge.sampled_tokens == 20 and result.answer.text == "a" * 20
+
+
+@pytest.mark.parametrize("name", ["greedy", "puct"])
+def test_a_prompt_that_fills_the_context_is_named(name):
+    longest = max(TASK.test[:4], key=lambda example: len(example.question))
+    mind = Mind(Scripted(player, context=len(longest.question)), 24, verifier=TASK.verifier)
+    with pytest.raises(UserError, match=f"{longest.question[:5]}.*leaves no room for an answer in the context of"):
+        methods.run(name, mind, TASK, [longest])
+
+
 def test_number_tokens_round_trip():
     tokenizer = decoder.numbers()
     text = "3,17,100=24:!1000-05\n"

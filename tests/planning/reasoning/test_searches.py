@@ -8,12 +8,14 @@ import pytest
 
 from foresight.envs.text import countdown
 from foresight.envs.text.make import make
+from foresight.envs.text.task import Example
 from foresight.errors import UserError
 from foresight.planning.generation.scripted import Scripted
 from foresight.planning.reasoning import graph_of_thoughts as graphs
 from foresight.planning.reasoning import methods, sorting
+from foresight.planning.reasoning.beam import Path, identity
 from foresight.planning.reasoning.mind import Mind
-from tests.planning.reasoning.players import TASK, player
+from tests.planning.reasoning.players import TASK, Pieces, player
 from tests.sabotage import sabotaged_by
 
 FEW = TASK.test[:8]
@@ -40,6 +42,35 @@ def test_a_tree_of_thoughts_with_an_exact_value_is_exhaustive_search(order):
 def test_puct_finds_what_the_exact_value_promises():
     mind = _mind(lambda e, t: countdown.promise(e, t))
     assert _solved(methods.run("puct", mind, TASK, FEW, actions=40, simulations=30)) == [1.0] * len(FEW)
+
+
+def test_a_depth_first_search_answers_with_its_last_states():
+    """Algorithm 2 records a state of the last depth; a budget that ends the search leaves the deepest state."""
+    steps = [step + "," for step in ("1+1=2", "1+1=2", "2+2=4", "2+2=4")]
+    mind = Mind(Scripted(lambda text, draw: steps[text.count(",")]), 24, verifier=lambda e, texts: [0.9] * len(texts))
+    example = [Example("1", stop=())]
+    found = {
+        (order, size): methods.run("tree_of_thoughts", mind, TASK, example, size, order=order, samples=1, steps=steps_)[
+            0
+        ]
+        for order in ("bfs", "dfs")
+        for size, steps_ in ((None, 2), (30, 9))
+    }
+    for size, text in ((None, "1+1=2,1+1=2,"), (30, "1+1=2,1+1=2,")):
+        answers = [found[order, size].answer for order in ("bfs", "dfs")]
+        assert [answer.text for answer in answers] == [text, text]
+        assert answers[0].candidates == answers[1].candidates
+        assert all(any(node.chosen for node in answer.tree.nodes[1:]) for answer in answers)
+
+
+def test_a_depth_first_search_returns_from_a_last_state_below_the_threshold():
+    values = {"a,": 0.9, "a,a,": 0.1, "a,b,": 0.2, "b,": 0.8, "b,a,": 0.3, "b,b,": 0.7}
+    mind = Mind(
+        Scripted(lambda text, draw: draw.choice(["a,", "b,"])), 24,
+        verifier=lambda e, texts: [values[text] for text in texts],
+    )  # fmt: skip
+    answer = methods.run("tree_of_thoughts", mind, TASK, [Example("1")], order="dfs", samples=20, steps=2)[0].answer
+    assert answer.text == "b,b,"
 
 
 def test_first_listed_any_and_mean_are_read_from_the_candidates():
@@ -186,6 +217,64 @@ def test_budget_forcing_suppresses_the_end_and_closes_a_long_thought():
     assert text == "<think>" + "a" * 8 + "</think> <answer> 7 </answer>"
 
 
+def test_the_end_of_a_thought_is_seen_inside_a_token():
+    traced = make("addition", held_out=2, trace=True)
+    pieces = [b"<think>", b"ab", b"</think", b">\n", b" <answer>", b"7", b"</answer", b">\n", b"more"]
+    policy = Pieces(pieces)
+    text = methods.run("budget_forcing", Mind(policy, 20), traced, traced.test[:1], ignore=1)[0].answer.text
+    assert text.startswith("<think>abWait") and text.count("</think>") == 1
+    text = methods.run("budget_forcing", Mind(policy, 20), traced, traced.test[:1], ignore=0)[0].answer.text
+    assert text == "<think>ab</think>\n <answer>7</answer>\n"
+    thought = Mind(policy).sample([policy.encode("?")], 1, 20, 1.0, ("</answer>",), ("</answer>",))[0][0]
+    assert thought.ended and thought.text.endswith("</answer>\n")
+
+
+def test_the_end_of_an_answer_is_seen_across_steps():
+    traced = make("addition", held_out=2, trace=True)
+    mind = Mind(Pieces([b"7", b"</ans", b"wer>", b"more"]), 8, verifier=lambda e, t: [0.5] * len(t))
+    for name, options in (("value_guided", {"block": 1}), ("beam", {"step_tokens": 1}), ("puct", {"step_tokens": 1})):
+        result = methods.run(name, mind, traced, traced.test[:1], **options)[0]
+        assert result.answer.text == "7</answer>", name
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("value_guided", {"block": 1}),
+        ("value_guided", {"block": 2}),
+        ("beam", {"step_tokens": 2}),
+        ("tree_of_thoughts", {"step_tokens": 2}),
+        ("puct", {"step_tokens": 2}),
+        ("puct", {"step_tokens": 2, "simulations": 1}),
+        ("deep_think", {"rounds": 1}),
+        ("budget_forcing", {"thought_tokens": 2}),
+    ],
+)
+def test_a_text_is_that_of_all_its_tokens(name, options):
+    """A character may be split over tokens and steps, and some tokenizers drop a space at the beginning of a text."""
+
+    def verifier(examples, texts):
+        return [0.1 if text.endswith("b") else 0.5 for text in texts]
+
+    characters = [bytes([i]) for i in "né中".encode()]
+    for pieces, text in (
+        (characters, "né中"),
+        ([b" a", b" b", b" c"], "a b c"),
+        ([*characters[1:3], b",", b" b"], "é, b"),
+    ):
+        mind = Mind(Pieces(pieces, strips=True), 12, verifier=verifier)
+        answer = methods.run(name, mind, TASK, FEW[:1], **options)[0].answer
+        assert answer.text == text
+        assert not any("\ufffd" in node.text for node in answer.tree.nodes if node.kind == "answer"), name
+
+
+def test_thoughts_that_differ_within_a_character_are_two():
+    policy = Pieces([b""])
+    first, second = (Path(tuple(policy.encode(character)[:1]), "\ufffd") for character in "é中")
+    assert identity(first) != identity(second)
+    assert identity(Path((1, 2), "ab")) == identity(Path((3,), "ab"))
+
+
 @sabotaged_by("foresight.envs.text.sorting.error", lambda f: lambda given, found: 0)
 def test_a_graph_of_thoughts_errs_less_than_a_tree_that_costs_more():
     task, rate, plan = make("sorting", size=10, held_out=16), 0.004, sorting.plan()
@@ -232,6 +321,10 @@ def test_a_graph_merges_every_part_of_an_odd_number(length):
         ("beam", {"aggregate": "mean"}, "Unknown aggregate 'mean'"),
         ("beam", {"read": "first"}, "Unknown reading 'first'"),
         ("beam", {"n": 0}, "must be at least 1"),
+        ("self_consistency", {"n": 0}, "n is 0: it must be at least 1"),
+        ("best_of_n", {"n": -1}, "n is -1: it must be at least 1"),
+        ("self_consistency", {"early": 95.0}, "early is 95.0: it must be a probability"),
+        ("self_consistency", {"early": -0.5}, "early is -0.5: it must be a probability"),
         ("tree_of_thoughts", {"order": "a"}, "Unknown order 'a'"),
         ("tree_of_thoughts", {"samples": 0}, "at least 1 each"),
         ("puct", {"actions": 0}, "must be at least 1"),

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from foresight.data import episodes as data
 from foresight.envs.make import make
 from foresight.errors import UserError
-from foresight.nets.language import lora, pretrained
+from foresight.nets.language import gguf, lora, pretrained
 from foresight.runtime import episodes, run
 from foresight.runtime.config import paths, resolve, settings
 from tests import tiny_language
@@ -185,11 +185,15 @@ def _adapted(tmp_path: Path) -> tuple[Any, Path]:
     """A policy whose base was rounded to bfloat16, with adapters that say something, and its Config's model."""
     folder = tiny_language.write(tmp_path / "base")
     policy = pretrained.load(str(folder), precision="bfloat16", narrow=True)
+    _disturb(policy)
+    return policy, folder
+
+
+def _disturb(policy: Any) -> None:
     lora.add(policy, 4, (), torch.Generator().manual_seed(0))
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(0, 0.3)
-    return policy, folder
 
 
 @sabotaged_by("foresight.nets.language.lora.merged", change("base", lambda base: None))
@@ -227,6 +231,38 @@ def test_an_adapter_names_its_base_as_others_find_it(tmp_path, monkeypatch):
     shutil.rmtree(folder)
     with pytest.raises(UserError, match="does not exist: write"):
         pretrained.load(str(lost))
+
+
+def test_an_adapter_of_a_file_or_of_an_adapter_loads_with_its_base(tmp_path):
+    """Every version of `foresight live` is such an adapter if its model is a GGUF file or an adapter."""
+    base = str(gguf.write(tiny_language.byte_level(tmp_path / "model"), tmp_path / "model-f16.gguf"))
+    tokens, lengths = torch.tensor([[3, 4, 5, 6, 7, 8]]), torch.tensor([6])
+    for name in ("first", "second"):
+        policy = pretrained.load(base, precision="float32")
+        _disturb(policy)
+        model, words = policy.module, policy.tokenizer
+        merged = pretrained.save_folder(model, words, tmp_path / f"{name}-merged", base=base)
+        adapter = pretrained.save_folder(model, words, tmp_path / name, merged=False, base=base)
+        expected, found, before = (
+            each.logits(each(tokens, lengths)[0])
+            for each in (pretrained.load(str(one), precision="float32") for one in (merged, adapter, base))
+        )
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert (found - before).abs().max() > 0.1
+        base = str(adapter)
+    scorer = pretrained.load_scorer(base, precision="float32", generator=torch.Generator().manual_seed(0))
+    assert scorer.head.weight.abs().sum() > 0
+
+
+def test_adapters_whose_bases_are_each_other_are_refused(tmp_path):
+    policy, folder = _adapted(tmp_path)
+    for name, base in (("a", folder), ("b", tmp_path / "a"), ("a", tmp_path / "b")):
+        pretrained.save_folder(policy.module, policy.tokenizer, tmp_path / name, False, base=str(base))
+    with pytest.raises(UserError, match=r"b is .*a, which is an adapter of it in turn: write the model"):
+        pretrained.load(str(tmp_path / "a"))
+    pretrained.save_folder(policy.module, policy.tokenizer, tmp_path / "a", False, base=str(tmp_path / "a"))
+    with pytest.raises(UserError, match=r"a is .*a, which is an adapter of it in turn: write the model"):
+        pretrained.load(str(tmp_path / "a"))
 
 
 @sabotaged_by("foresight.runtime.config.settings.Settings.placed", lambda original: lambda self: self)

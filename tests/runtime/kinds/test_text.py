@@ -28,7 +28,7 @@ from foresight.runtime import kinds, run
 from foresight.runtime.agent import Agent
 from foresight.runtime.config import resolve
 from foresight.training import corpus, graded
-from tests import tiny_language
+from tests import tiny_conversations, tiny_language
 
 DEMONSTRATIONS = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(10)]
 PREFERENCES = [{"prompt": f"{i}+1=", "chosen": str(i + 1), "rejected": "?"} for i in range(10)]
@@ -296,6 +296,19 @@ def test_invalid_values_are_refused(name, options, reported, tmp_path):
         options = {"task": "addition", **options}
     with pytest.raises(UserError, match=reported):
         run.train(name, model=tiny_language.folder(), out=tmp_path / "run", steps=1, show=False, **options)
+
+
+@pytest.mark.parametrize(("unknown", "mean", "n"), [(1, 1.0, 1), (2, math.nan, 0)])
+def test_a_conversation_that_cannot_be_scored_does_not_count(unknown, mean, n):
+    class Scored(tiny_conversations.Echo):
+        def parts(self):
+            return {"outcome": math.nan if int(self.question) < unknown else 1.0}
+
+    task = dataclasses.replace(tiny_conversations.task(1), episode=lambda one: Scored(str(one.prompt), 1))
+    state = SimpleNamespace(policy=tiny_conversations.model(), config=SimpleNamespace(max_new_tokens=2))
+    found = kinds.get("text").evaluate(SimpleNamespace(), state, task, 2, 0)
+    assert found.metric == "outcome" and found.n == n and found.mean == pytest.approx(mean, nan_ok=True)
+    assert len(found.samples) == 2 and found.extra_metrics == {"turns": 1.0}
 
 
 def test_conversations_are_refused_in_several_processes(tmp_path, monkeypatch):
