@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,13 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"--env-options {pair}: {value!r} is not valid YAML. Quote it if it is a text.") from error
         found[name if isinstance(parsed, dict) else name.replace("-", "_")] = parsed  # options of one of several tasks
     return found
+
+
+def leave_out(command: Callable[..., Any], given: Mapping[str, Any], why: str) -> None:
+    """Raise UserError for an option in `given` that is not the default of `command`, which does not use it: `why`."""
+    for name, chosen in given.items():
+        if chosen != inspect.signature(command).parameters[name].default:
+            raise UserError(f"--{name.replace('_', '-')} {why}: leave it out.")
 
 
 def check_seed(seed: int) -> None:

@@ -35,6 +35,8 @@ def plot(
         json: print the last point of each curve as JSON.
     """
     if model is not None:
+        why = "is for learning curves, and --model draws the errors of a learned model"
+        fields.leave_out(plot, {"metric": metric, "x": x}, why)
         return _model(runs, model, out, json)
     from foresight.runtime.monitoring.progress import curve
     from foresight.runtime.results import plot as plots
@@ -140,6 +142,8 @@ def export(
         push: OWNER/NAME: also upload it to the Hugging Face hub, for foresight.load("hub:OWNER/NAME"). A policy that no
             file can hold, such as one that plans, is uploaded without one.
     """
+    if format != "gguf":
+        fields.leave_out(export, {"quantize": quantize}, f"is for --format gguf, not for {format}")
     from foresight.runtime import export as exports
 
     written = None

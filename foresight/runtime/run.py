@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import BusyError, LostError, NotFinite, UserError
-from foresight.runtime import catalog, imagined, lock
+from foresight.runtime import catalog, imagined, kinds, lock
 from foresight.runtime.catalog import State
 from foresight.runtime.config import config_fields, resolve, settings
 from foresight.training.options import build_config
@@ -130,6 +130,7 @@ def train(
         keep=keep,
         checkpoint_every=checkpoint_every,
     )
+    _check_record(resolved, record)
     from foresight.runtime.distributed import torchrun  # late: this imports torch
     from foresight.runtime.session import Session
 
@@ -206,6 +207,7 @@ def resume(
         resolved.keep,
         resolved.checkpoint_every,
     )
+    _check_record(resolved, record)
     with lock.held(path):  # first: a process that trains here until now may save a newer checkpoint
         start = start or checkpoint.latest(path / "checkpoints")
         if start is None:
@@ -239,6 +241,15 @@ def find(path: str | Path) -> Path:
     here = Path(path).expanduser()
     inside = str(path) in catalog.bundled() and not (here / "config.yaml").is_file()
     return catalog.BUNDLED / path if inside else here
+
+
+def _check_record(resolved: settings.Settings, record: bool) -> None:
+    """Raise UserError if a video is asked for of a run that has none."""
+    if record and kinds.get(resolved.kind).record is None:
+        raise UserError(
+            f"--record films the agent in an environment of the kind 'control', and '{resolved.env}' is of the kind "
+            f"'{resolved.kind}': leave it out."
+        )
 
 
 def _evaluation(document: dict[str, Any] | None) -> Evaluation | None:

@@ -323,8 +323,7 @@ class Session:
             raise UserError(finite.message(self, step, f"'{name}'"))
 
     def _record(self, state: State) -> None:
-        if self.kind.record is None:
-            return
+        assert self.kind.record is not None  # `run` refuses it
         self.progress.status("recording")
         try:
             self.kind.record(self.module, state, self.settings, self.path / "media" / "result.mp4")
