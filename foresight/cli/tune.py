@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 from foresight.runtime import catalog
 
@@ -47,6 +47,7 @@ def tune(
         raise UserError(
             f"No algorithm given. Type foresight tune NAME, with one of: {', '.join(catalog.algorithms())}."
         )
+    fields.check_seed(seed)
     from foresight.runtime import tune as tuning
 
     errors = screen.stderr()

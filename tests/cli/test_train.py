@@ -46,8 +46,22 @@ def test_env_options_are_typed() -> None:
     pairs = ["num_envs=4", "engine=gymnasium", "time-limit=None", "map=[1, 2]", "slippery=false"]
     expected: dict[str, Any] = {"num_envs": 4, "engine": "gymnasium", "time_limit": "None", "map": [1, 2]}
     assert fields.options(pairs) == {**expected, "slippery": False}
-    with pytest.raises(UserError, match="key=value"):
+    with pytest.raises(UserError, match="--env-options takes key=value"):
         fields.options(["num_envs"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-1", 0.1), ("-2.5E-3", -0.0025), (".5e1", 5), ("1e3", 1000), ("1.5e3", 1500), ("{a: 1e-1}", {"a": 0.1}),
+        ("[1e6, x]", [1_000_000, "x"]), ("'1e3'", "1e3"), ("e3", "e3"), ("1e", "1e"), ("0.5", 0.5), ("7", 7),
+        ("1e999", "1e999"),
+    ],
+)  # fmt: skip
+def test_env_options_with_exponents_are_numbers(text: str, value: object) -> None:
+    """YAML 1.1 reads 1e-1 as a text."""
+    (found,) = fields.options([f"x={text}"]).values()
+    assert found == value and type(found) is type(value)
 
 
 def test_train_eval_play_plot_and_resume(push: Path, call: Callable, tmp_path: Path) -> None:
