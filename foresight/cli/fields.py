@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
+from foresight.runtime import catalog
 
 OF_A_TASK = ("reward", "rewards", "reward_function", "reward_funcs", "held_out")  # looked for among the fields
 
@@ -31,7 +32,7 @@ class Field:
 
 def describe(config: type[Any], path: Path) -> list[Field]:
     """The fields of the dataclass `config`, whose source is the class of that name in `path`."""
-    source = path.read_text(encoding="utf-8")
+    source = catalog.read_source(path)
     notes = _notes(source, config.__name__)
     found = list[Field]()
     for field in dataclasses.fields(config):
