@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import socket
 import threading
@@ -123,7 +124,8 @@ def live(
         settings = dataclasses.replace(settings, host=host, port=port, device=where, ray=ray)
     else:
         if (folder / live_settings.SETTINGS).is_file():
-            raise UserError(f"{folder} is a live run: continue it with foresight live {folder}, or give another --out.")
+            command = f"foresight live {shlex.quote(str(folder))}"
+            raise UserError(f"{folder} is a live run: give another --out, or continue it with: {command}")
         if rehearsal and not check:
             raise UserError(
                 "--rehearsal is given without --check: name the text task to rehearse, as in --check addition."

@@ -102,7 +102,7 @@ def _watch(agent: Agent, run: Path, gif: str | None, seed: int) -> None:
             return
         path = Path(gif) if gif else (run / "media" if run.is_dir() else Path()) / "play.gif"
         count = record.write(path, frames, FPS)
-        screen.stdout().print(f"{count} frames in {path}", markup=False)
+        screen.stdout().print(f"{count} frames in {path}", markup=False, soft_wrap=True)
     finally:
         env.close()
 
@@ -114,7 +114,7 @@ def _sweeps(agent: Agent, run: Path, gif: str | None, seed: int) -> None:
         from foresight.runtime.evaluation import record
 
         count = record.write(gif, record.sweeps(agent.env, steps), fps=4)
-        screen.stdout().print(f"{count} frames in {gif}", markup=False)
+        screen.stdout().print(f"{count} frames in {gif}", markup=False, soft_wrap=True)
         return
     if not hasattr(agent.module, "picture"):
         raise UserError(f"{agent.settings.algorithm} has no picture for the terminal: use --gif out.gif.")

@@ -49,7 +49,7 @@ def plot(
     for band in drawn:
         title = f"{band.metric}: {band.label} ({band.runs} run{'s' if band.runs > 1 else ''})"
         console.print(curve(band.middle.tolist(), band.steps.tolist(), title=title), markup=False)
-    console.print(f"\nPlot written to {Path(out)}", markup=False)
+    console.print(f"\nPlot written to {Path(out)}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -74,7 +74,7 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
         rows = [(str(k), *(f"{errors[name][k]:.4g}" for name in errors)) for k in range(depth + 1)]
         console.print(f"{run}", markup=False)
         console.print(screen.table(("steps", *errors), rows))
-    console.print(f"\nPlot written to {Path(out)}", markup=False)
+    console.print(f"\nPlot written to {Path(out)}", markup=False, soft_wrap=True)
     return 0
 
 

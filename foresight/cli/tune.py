@@ -66,5 +66,5 @@ def tune(
     )
     console.print(screen.table(("field", "value"), [(field, f"{value}") for field, value in found.fields.items()]))
     console.print(f"\n{found.command}", style="dim", markup=False, soft_wrap=True)
-    console.print(f"preset written to {found.path / tuning.BEST}", style="dim", markup=False)
+    console.print(f"preset written to {found.path / tuning.BEST}", style="dim", markup=False, soft_wrap=True)
     return 0

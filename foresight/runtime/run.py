@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -180,7 +181,8 @@ def resume(
 
     if torchrun.started():
         raise UserError(
-            f"A run cannot be resumed under torchrun. Resume it in one process with: foresight resume {path}"
+            "A run cannot be resumed under torchrun. Resume it in one process with: foresight resume "
+            + shlex.quote(str(path))
         )
     path = Path(path)
     start = None
@@ -192,6 +194,7 @@ def resume(
     if steps is not None:
         changed = config_fields.coerce(resolved.algorithm, {"steps": steps})
         resolved = dataclasses.replace(resolved, config={**resolved.config, **changed})
+        config_fields.check(resolved.config, catalog.entry(resolved.algorithm).unit)
     own: dict[str, Any] = {"device": device, "checkpoint_every": checkpoint_every, "keep": keep}
     resolved = dataclasses.replace(resolved, **{name: value for name, value in own.items() if value is not None})
     if actors is not None or ray is not None:
@@ -284,7 +287,8 @@ def _directory(out: str | Path | None, resolved: settings.Settings) -> tuple[Pat
         path = Path(out).expanduser()
         if path.is_dir() and any((path / part).exists() for part in HOLDS_A_RUN):
             raise UserError(
-                f"{path} already holds a run. Continue it with: foresight resume {path}, or choose another --out."
+                f"{path} already holds a run. Choose another --out, or continue it with: foresight resume "
+                + shlex.quote(str(path))
             )
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:

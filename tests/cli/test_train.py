@@ -125,6 +125,26 @@ def test_a_model_answers(adder: Path, call: Callable, monkeypatch: pytest.Monkey
     assert call("eval", "run", "--episodes", 5, "--json").json["n"] == 5
 
 
+def test_what_no_grader_scores_is_null(adder: Path, call: Callable) -> None:
+    """JSON has no NaN."""
+    Path("rows.jsonl").write_text("".join(f'{{"prompt": "{i} + 1?"}}\n' for i in range(9)))
+    Path("score.py").write_text("def score(prompts, completions):\n    return [None] * len(completions)\n")
+    words = ("--task", "rows.jsonl", "--env-options", "reward=score.py:score", "held_out=3", "--out", "run")
+    assert call("train", "adder.py", *words).code == 0
+    text = call("eval", "run", "--json").out
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert found["mean"] is None and found["n"] == 0 and found["samples"][0]["reward"] is None
+
+
+def test_the_commands_at_the_end_can_be_typed(push: Path, call: Callable) -> None:
+    """On a narrow terminal too, and with a space in the path."""
+    out = f"my runs/{'long ' * 20}run"
+    done = call("train", "push.py", "--env", "CartPole-v1", "--out", out, "--evaluation-episodes", 1)
+    assert done.code == 0, done.err
+    assert done.out.endswith("".join(f"foresight {name} '{out}'\n" for name in ("studio", "eval", "play", "plot")))
+    assert f"run directory: {out}\n" in done.out
+
+
 def test_tables_are_shown_sweep_by_sweep(call: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = call("train", "value_iteration", "--env", "GridWorld4x4", "--gamma", 1, "--out", "run")
