@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ def attention(
 
     if text is not None and images:
         raise UserError("--text is for language models and --images for runs that see images: leave one out.")
+    fields.check_seed(seed)
+    if text is not None:
+        fields.leave_out(attention, {"steps": steps, "seed": seed}, "is for agents that act, and --text is read")
     maps = _read(source, text, steps, seed, images, checkpoint)
     chosen = maps.row(maps.output, query)  # raises, before anything is computed
     likeliest = maps.likeliest(chosen) if maps.probabilities else None

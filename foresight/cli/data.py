@@ -77,6 +77,7 @@ def data(
         explore: sample actions instead of taking the likeliest.
         random: number of further episodes with uniformly random actions, in the environment of the first run.
     """
+    fields.check_seed(seed)
     lerobot = format == "lerobot"
     if lerobot and not fps > 0:
         raise UserError(f"--fps must be above 0, not {fps:g}.")

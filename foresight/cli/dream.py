@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ def play(agent: Agent, run: Path, gif: str | None, seed: int, read_key: Callable
 
     path = Path(gif) if gif else (run / "media" if run.is_dir() else Path()) / "imagined.gif"
     count = record.write(path, _frames(agent, env, seed), FPS)
-    screen.stdout().print(f"{count} frames in {path}", markup=False)
+    screen.stdout().print(f"{count} frames in {path}", markup=False, soft_wrap=True)
 
 
 def _keyboard(agent: Agent, env: ImaginedEnv, seed: int, read_key: Callable[[], str]) -> None:
@@ -107,7 +108,7 @@ def _frames(agent: Agent, env: ImaginedEnv, seed: int) -> Iterator[np.ndarray]:
     if shown is None:
         raise UserError(
             f"The world model of {agent.path} predicts numbers, not images. Act in it on a terminal, or draw what it "
-            f"predicts with: foresight plot {agent.path} --model 50 --out predictions.png"
+            f"predicts with: foresight plot {shlex.quote(str(agent.path))} --model 50 --out predictions.png"
         )
     yield shown
     for _ in range(FRAMES):

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
-from collections.abc import Iterable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, unknown
+from foresight.runtime import catalog
 
 OF_A_TASK = ("reward", "rewards", "reward_function", "reward_funcs", "held_out")  # looked for among the fields
+
+EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")  # of a number; YAML 1.1 wants a dot and a sign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +32,7 @@ class Field:
 
 def describe(config: type[Any], path: Path) -> list[Field]:
     """The fields of the dataclass `config`, whose source is the class of that name in `path`."""
-    source = path.read_text(encoding="utf-8")
+    source = catalog.read_source(path)
     notes = _notes(source, config.__name__)
     found = list[Field]()
     for field in dataclasses.fields(config):
@@ -89,27 +95,52 @@ def whole_numbers(args: Sequence[str], integers: Iterable[str]) -> list[str]:
     return out
 
 
-def options(pairs: Sequence[str]) -> dict[str, Any]:
-    """`["num_envs=16", "engine=gymnasium"]` as a dict; values are parsed as YAML. Raises `UserError`."""
+def options(pairs: Sequence[str], option: str = "--env-options") -> dict[str, Any]:
+    """`["num_envs=16", "engine=gymnasium"]`, given by `option`, as a dict; values are parsed as YAML.
+
+    Numbers may have an exponent, 1e-3. Raises `UserError`.
+    """
     import yaml
 
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise UserError(f"--env-options takes key=value, not '{pair}'.")
+            raise UserError(f"{option} takes key=value, not '{pair}'.")
         try:
-            parsed = yaml.safe_load(value)
+            parsed = yaml.load(value, _loader())
         except yaml.YAMLError as error:
-            raise UserError(f"--env-options {pair}: {value!r} is not valid YAML. Quote it if it is a text.") from error
+            raise UserError(f"{option} {pair}: {value!r} is not valid YAML. Quote it if it is a text.") from error
         found[name if isinstance(parsed, dict) else name.replace("-", "_")] = parsed  # options of one of several tasks
     return found
+
+
+def leave_out(command: Callable[..., Any], given: Mapping[str, Any], why: str) -> None:
+    """Raise UserError for an option in `given` that is not the default of `command`, which does not use it: `why`."""
+    for name, chosen in given.items():
+        if chosen != inspect.signature(command).parameters[name].default:
+            raise UserError(f"--{name.replace('_', '-')} {why}: leave it out.")
 
 
 def check_seed(seed: int) -> None:
     """Raise UserError for a seed below 0."""
     if seed < 0:
         raise UserError(f"--seed must be at least 0, not {seed}.")
+
+
+@functools.cache
+def _loader() -> Any:
+    """PyYAML's safe loader, in which 1e-1 and 1e3 are numbers as in YAML 1.2; the latter is whole."""
+    import yaml
+
+    def number(loader: Any, node: Any) -> Any:
+        value = float(node.value)
+        return node.value if math.isinf(value) else int(value) if value.is_integer() else value
+
+    found: Any = type("Loader", (yaml.SafeLoader,), {})
+    found.add_implicit_resolver("!exponent", EXPONENT, list("-+.0123456789"))
+    found.add_constructor("!exponent", number)
+    return found
 
 
 def _whole(text: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import secrets
+import shlex
 import signal
 import socket
 import threading
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -24,18 +24,18 @@ def live(
     *,
     out: str = "runs/live",
     score: str = "",
-    mode: Literal["both", "evaluative", "directive"] = "both",
-    batch: int = 8,
-    staleness: int = 4,
-    learning_rate: float = 1e-4,
-    lora: int = 16,
-    hint_top_k: int = 0,
-    hint_guidance: float = 1.0,
-    kl_coef: float = 0.02,
-    kl_bound: float = 1.0,
-    rehearsal: float = 0.0,
-    temperature: float = 1.0,
-    check: str = "",
+    mode: Literal["both", "evaluative", "directive"] | None = None,
+    batch: int | None = None,
+    staleness: int | None = None,
+    learning_rate: float | None = None,
+    lora: int | None = None,
+    hint_top_k: int | None = None,
+    hint_guidance: float | None = None,
+    kl_coef: float | None = None,
+    kl_bound: float | None = None,
+    rehearsal: float | None = None,
+    temperature: float | None = None,
+    check: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     device: str = "auto",
@@ -53,17 +53,18 @@ def live(
         out: the folder of the run.
         score: what scores a turn from the next message: file.py:name, the URL of an OpenAI-compatible server, or the
             folder of a reward model. Without one, turns are kept and not trained on.
-        mode: train on scores (evaluative), on hints (directive), or both.
-        batch: turns per update.
-        staleness: updates that may lie between the weights that wrote a turn and those that are trained.
-        learning_rate: of AdamW.
-        lora: rank of the adapters; 0 trains all weights.
-        hint_top_k: next tokens over which a hint's divergence is taken, such as 50; 0: the sampled ones alone.
-        hint_guidance: with --hint-top-k, above 1 exaggerates what a hint changes.
-        kl_coef: penalty on the KL to the first version.
-        kl_bound: KL per token to the first version, in nats, beyond which an update is undone.
-        rehearsal: penalty on the KL from the first version on its own answers to training questions of --check.
-        temperature: of requests that name none.
+        mode: train on scores (evaluative), on hints (directive), or both (default).
+        batch: turns per update; default: 8.
+        staleness: updates that may lie between the weights that wrote a turn and those that are trained; default: 4.
+        learning_rate: of AdamW; default: 1e-4.
+        lora: rank of the adapters; 0 trains all weights; default: 16.
+        hint_top_k: next tokens over which a hint's divergence is taken, such as 50; default: 0, the sampled ones alone.
+        hint_guidance: with --hint-top-k, above 1 exaggerates what a hint changes; default: 1.
+        kl_coef: penalty on the KL to the first version; default: 0.02.
+        kl_bound: KL per token to the first version, in nats, beyond which an update is undone; default: 1.
+        rehearsal: penalty on the KL from the first version on its own answers to training questions of --check;
+            default: 0.
+        temperature: of requests that name none; default: 1.
         check: a text task, such as addition: where its held-out accuracy falls by 0.1, training stops and rolls back.
         host: the address to listen on. Anything but this machine needs the token that is printed.
         port: the port.
@@ -81,6 +82,12 @@ def live(
     from foresight.training.options import Tuning
 
     known = (Path(model) / live_settings.SETTINGS).is_file()
+    given: dict[str, Any] = dict(
+        mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate, lora=lora, hint_top_k=hint_top_k,
+        hint_guidance=hint_guidance, kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal, temperature=temperature,
+        check=check,
+    )  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
     if rollback is not None or unpause or status:
         live_settings.read(Path(model))  # raises: it is no live run
         store = Store(model)
@@ -108,30 +115,30 @@ def live(
     folder = Path(model if known else out)
     if known:
         settings, config = live_settings.read(folder)
-        _require_same(folder, "score", without_user(place), settings.score)
+        if place:
+            _require_same(folder, "score", without_user(place), settings.score)
         fields = {**dataclasses.asdict(config), "lora": config.tuning.lora}
         fields |= {"temperature": settings.temperature, "check": settings.check}
-        given = dict(
-            mode=mode, batch=batch, staleness=staleness, learning_rate=learning_rate, lora=lora, hint_top_k=hint_top_k,
-            hint_guidance=hint_guidance, kl_coef=kl_coef, kl_bound=kl_bound, rehearsal=rehearsal,
-            temperature=temperature, check=check,
-        )  # fmt: skip
         for name, value in given.items():
             _require_same(folder, name, value, fields[name])
         settings = dataclasses.replace(settings, host=host, port=port, device=where, ray=ray)
     else:
         if (folder / live_settings.SETTINGS).is_file():
-            raise UserError(f"{folder} is a live run: continue it with foresight live {folder}, or give another --out.")
+            command = f"foresight live {shlex.quote(str(folder))}"
+            raise UserError(f"{folder} is a live run: give another --out, or continue it with: {command}")
         if rehearsal and not check:
             raise UserError(
                 "--rehearsal is given without --check: name the text task to rehearse, as in --check addition."
             )
-        config = live_settings.Config(
-            model=pretrained.absolute(exported(model)), mode=mode, batch=batch, staleness=staleness,
-            learning_rate=learning_rate, hint_top_k=hint_top_k, hint_guidance=hint_guidance, kl_coef=kl_coef,
-            kl_bound=kl_bound, rehearsal=rehearsal, tuning=Tuning(lora=lora),
-        )  # fmt: skip
-        settings = live_settings.Settings(host, port, place, where, temperature, check=check, ray=ray)
+        if hint_guidance not in (None, 1) and not hint_top_k:
+            raise UserError(
+                "--hint-guidance is given without --hint-top-k: name the next tokens to compare, as in --hint-top-k 50."
+            )
+        served = {name: given.pop(name) for name in ("temperature", "check") if name in given}
+        if "lora" in given:
+            given["tuning"] = Tuning(lora=given.pop("lora"))
+        config = live_settings.Config(model=pretrained.absolute(exported(model)), **given)
+        settings = live_settings.Settings(host, port, place, where, ray=ray, **served)
     public = without_user(settings.score)
     place = place or settings.score
     settings = dataclasses.replace(settings, score=public)
@@ -171,8 +178,8 @@ def live(
 
 
 def _require_same(folder: Path, name: str, given: object, known: object) -> None:
-    """Raise UserError for an option that is given and differs from that of the live run in `folder`."""
-    if given not in (inspect.signature(live).parameters[name].default, known):
+    """Raise UserError for an option that differs from that of the live run in `folder`."""
+    if given != known:
         option, value = name.replace("_", "-"), "not set" if known == "" else known
         raise UserError(
             f"--{option} of {folder} is {value} and does not change: leave it out, or start another run with --out."

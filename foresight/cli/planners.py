@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 
@@ -119,6 +119,7 @@ def genplan(
         out: write the dialogue (dialogue.json) and the program (program.py) into this folder.
         json: print the result as JSON.
     """
+    fields.check_seed(seed)
     from foresight.envs.pddl import programs
     from foresight.envs.text import planners
     from foresight.planning.symbolic import genplan as generalized

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from foresight.cli import dream, games, screen
+from foresight.cli import dream, fields, games, screen
 from foresight.errors import UserError
+from foresight.runtime import kinds
 
 if TYPE_CHECKING:  # these import torch
     from foresight.runtime.agent import Agent
@@ -53,25 +55,27 @@ def play(
         device: auto, cpu, cuda or mps.
         completer: URL of a server that samples with its own weights (language runs).
     """
+    fields.check_seed(seed)
+    if tokens is not None and tokens < 1:
+        raise UserError(f"--tokens must be at least 1, not {tokens}.")
     from foresight.runtime import run as runner
 
     agent = runner.load(run, checkpoint, device, completer)
     kind = agent.settings.kind
-    if imagine:
-        try:
-            dream.play(agent, Path(run), gif, seed, read_key)
-        finally:
-            agent.close()
-        return 0
-    if prompt is not None and kind not in PROMPTED:
-        raise UserError(
-            f"--prompt is for language runs, and {agent.settings.algorithm} was trained on '{agent.settings.env}': "
-            "leave it out."
-        )
-    if gif is not None and kind not in DRAWN:
-        raise UserError("--gif is for environments and grids, not for a language model or a game: leave it out.")
+    trained = f"{agent.settings.algorithm} was trained on '{agent.settings.env}'"
+    options = {
+        "prompt": prompt, "tokens": tokens, "gif": gif, "seed": seed, "side": side, "simulations": simulations,
+    }  # fmt: skip
     try:
-        if kind in DRAWN:
+        if not imagine and not kinds.get(kind).played:
+            raise UserError(f"{trained}, which cannot be played. Evaluate it with: foresight eval {shlex.quote(run)}")
+        for name, value in options.items():
+            if name not in (IMAGINED if imagine else USED[kind]):
+                other = "--imagine acts inside a world model" if imagine else trained
+                fields.leave_out(play, {name: value}, f"is for {OF[name]}, and {other}")
+        if imagine:
+            dream.play(agent, Path(run), gif, seed, read_key)
+        elif kind in DRAWN:
             DRAWN[kind](agent, Path(run), gif, seed)
         elif kind in PROMPTED:
             PROMPTED[kind](agent, prompt, tokens)
@@ -98,7 +102,7 @@ def _watch(agent: Agent, run: Path, gif: str | None, seed: int) -> None:
             return
         path = Path(gif) if gif else (run / "media" if run.is_dir() else Path()) / "play.gif"
         count = record.write(path, frames, FPS)
-        screen.stdout().print(f"{count} frames in {path}", markup=False)
+        screen.stdout().print(f"{count} frames in {path}", markup=False, soft_wrap=True)
     finally:
         env.close()
 
@@ -110,7 +114,7 @@ def _sweeps(agent: Agent, run: Path, gif: str | None, seed: int) -> None:
         from foresight.runtime.evaluation import record
 
         count = record.write(gif, record.sweeps(agent.env, steps), fps=4)
-        screen.stdout().print(f"{count} frames in {gif}", markup=False)
+        screen.stdout().print(f"{count} frames in {gif}", markup=False, soft_wrap=True)
         return
     if not hasattr(agent.module, "picture"):
         raise UserError(f"{agent.settings.algorithm} has no picture for the terminal: use --gif out.gif.")
@@ -146,6 +150,8 @@ def _show(console: Console, agent: Agent, step: int, metrics: dict[str, Any], st
 
 def _talk(agent: Agent, prompt: str | None, tokens: int | None) -> None:
     if tokens is not None:
+        if not hasattr(getattr(agent.state, "config", None), "max_new_tokens"):
+            raise UserError(f"--tokens is given, and {agent.settings.algorithm} has no max_new_tokens: leave it out.")
         agent.state.config = dataclasses.replace(agent.state.config, max_new_tokens=tokens)
     if prompt is not None:
         _answer(agent, prompt)
@@ -170,6 +176,15 @@ def _answer(agent: Agent, prompt: str) -> None:
 # How a run of each kind of environment is played; games are played against the agent.
 DRAWN = {"control": _watch, "tabular": _sweeps}
 PROMPTED = {"text": _talk}
+# The options that each reads, and what each option is for.
+USED = {
+    "control": ("gif", "seed"), "tabular": ("gif",), "text": ("prompt", "tokens"), "game": ("side", "simulations"),
+}  # fmt: skip
+IMAGINED = ("gif", "seed")
+OF = {
+    "prompt": "language runs", "tokens": "language runs", "gif": "environments and grids", "seed": "environments",
+    "side": "games", "simulations": "games",
+}  # fmt: skip
 
 
 def _lines(keep_empty: bool = False) -> Iterator[str]:

@@ -35,6 +35,8 @@ def plot(
         json: print the last point of each curve as JSON.
     """
     if model is not None:
+        why = "is for learning curves, and --model draws the errors of a learned model"
+        fields.leave_out(plot, {"metric": metric, "x": x}, why)
         return _model(runs, model, out, json)
     from foresight.runtime.monitoring.progress import curve
     from foresight.runtime.results import plot as plots
@@ -47,7 +49,7 @@ def plot(
     for band in drawn:
         title = f"{band.metric}: {band.label} ({band.runs} run{'s' if band.runs > 1 else ''})"
         console.print(curve(band.middle.tolist(), band.steps.tolist(), title=title), markup=False)
-    console.print(f"\nPlot written to {Path(out)}", markup=False)
+    console.print(f"\nPlot written to {Path(out)}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -72,7 +74,7 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
         rows = [(str(k), *(f"{errors[name][k]:.4g}" for name in errors)) for k in range(depth + 1)]
         console.print(f"{run}", markup=False)
         console.print(screen.table(("steps", *errors), rows))
-    console.print(f"\nPlot written to {Path(out)}", markup=False)
+    console.print(f"\nPlot written to {Path(out)}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -140,6 +142,8 @@ def export(
         push: OWNER/NAME: also upload it to the Hugging Face hub, for foresight.load("hub:OWNER/NAME"). A policy that no
             file can hold, such as one that plans, is uploaded without one.
     """
+    if format != "gguf":
+        fields.leave_out(export, {"quantize": quantize}, f"is for --format gguf, not for {format}")
     from foresight.runtime import export as exports
 
     written = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,8 +31,18 @@ def note(text: str) -> None:
 
 
 def emit(data: Any) -> None:
-    """Write one JSON document on stdout."""
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+    """Write one JSON document on stdout; NaN, which JSON does not have, is null, and infinity is a text."""
+    sys.stdout.write(json.dumps(_finite(data), indent=2, ensure_ascii=False, default=str, allow_nan=False) + "\n")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    if not isinstance(data, float) or math.isfinite(data):
+        return data
+    return None if math.isnan(data) else "Infinity" if data > 0 else "-Infinity"  # as in metrics.jsonl
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: str | Sequence[str] = ()) -> Table:

@@ -64,13 +64,14 @@ def think(
 
     if not methods:
         raise UserError("No method given. Name one: foresight think self_consistency --task countdown")
+    own = fields.options(options, "--options")
     env = make(task, "text", **_task(model, task, env_options)[1])
     where = machine.pick_device(device)
     policy: Any = _sorter() if task == "sorting" else thinking.model(model, where, completer, screen.note)
     verify = thinking.verifier(verifier, env, policy, model, where)
     document, shown, examples = thinking.think(
         methods, policy, env, questions, budget, points=points, max_new_tokens=max_new_tokens,
-        temperature=temperature, verify=verify, seed=seed, options=fields.options(options), report=screen.note,
+        temperature=temperature, verify=verify, seed=seed, options=own, report=screen.note,
     )  # fmt: skip
     document = {"model": model, "verifier": verifier, **document}
     folder = _folder(out or f"runs/think/{Path(task).stem.replace(':', '-')}-{'-'.join(methods)}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 
 
 def bench(
@@ -32,6 +32,11 @@ def bench(
     """
     from foresight.runtime import bench as benches
 
+    if name is None:
+        given = {"against": against, "rounds": rounds, "out": out, "peer_python": peer_python}
+        fields.leave_out(bench, given, "is for one workload, and none is named")
+    elif against is None:
+        fields.leave_out(bench, {"peer_python": peer_python}, "is for --against PEER, which is not given")
     if name is None:
         found = benches.benchmarks()
         if json:
@@ -90,6 +95,12 @@ def reproduce(
     from foresight.runtime.results import reproduce as again
     from foresight.runtime.results import results, suites
 
+    run = {"missing": missing, "more": more, "seeds": seeds, "quick": quick}
+    if name is None:
+        chosen_rows = {"only": only, "games": games, "out": out}
+        fields.leave_out(reproduce, chosen_rows | run, "is for one suite, and none is named")
+    elif listed:
+        fields.leave_out(reproduce, run, "is for rows that run, and --list runs none")
     if name is None:
         found = suites.suites().values()
         if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,10 +167,11 @@ def report(finished: Run, json: bool) -> None:
         _curve(finished, console)
     console.print()
     for line in sentences(summary):
-        console.print(line, markup=False)
-    path = finished.path
-    after = "\n".join(f"foresight {command} {path}" for command in ("studio", "eval", "play", "plot"))
-    console.print(f"\n{after}", style="dim", markup=False)
+        console.print(line, markup=False, soft_wrap=True)
+    played = ("play",) if kinds.get(finished.settings.kind).played else ()
+    path = shlex.quote(str(finished.path))
+    after = "\n".join(f"foresight {command} {path}" for command in ("studio", "eval", *played, "plot"))
+    console.print(f"\n{after}", style="dim", markup=False, soft_wrap=True)
 
 
 def _curve(finished: Run, console: Console) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 from foresight.runtime import catalog
 
@@ -47,6 +47,7 @@ def tune(
         raise UserError(
             f"No algorithm given. Type foresight tune NAME, with one of: {', '.join(catalog.algorithms())}."
         )
+    fields.check_seed(seed)
     from foresight.runtime import tune as tuning
 
     errors = screen.stderr()
@@ -65,5 +66,5 @@ def tune(
     )
     console.print(screen.table(("field", "value"), [(field, f"{value}") for field, value in found.fields.items()]))
     console.print(f"\n{found.command}", style="dim", markup=False, soft_wrap=True)
-    console.print(f"preset written to {found.path / tuning.BEST}", style="dim", markup=False)
+    console.print(f"preset written to {found.path / tuning.BEST}", style="dim", markup=False, soft_wrap=True)
     return 0

@@ -31,6 +31,7 @@ LIGHT = {
     "__future__", "collections", "dataclasses", "enum", "foresight.errors", "foresight.training.options", "functools",
     "math", "typing",
 }  # fmt: skip
+OF_A_PRESET = {"env": str, "task": str, "env_options": dict, "evaluation": dict}  # the rest are fields of the Config
 HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MULTILINE)
 
 
@@ -132,6 +133,7 @@ def module(name: str) -> Algorithm:
     if spec is None or spec.loader is None:
         raise UserError(f"{found.path} cannot be imported.")
     loaded = importlib.util.module_from_spec(spec)
+    _parse(read_source(found.path), found.path)  # raises a sentence
     sys.modules[alias] = loaded  # before it runs: dataclasses look up their module
     spec.loader.exec_module(loaded)
     return cast(Algorithm, loaded)
@@ -146,8 +148,7 @@ def config_class(name: str) -> type[Any]:
     comments on the fields). A Config that needs more is imported with its module.
     """
     path = entry(name).path
-    source = path.read_text(encoding="utf-8")
-    kept: list[ast.stmt] = [node for node in ast.parse(source).body if _is_light(node)]
+    kept: list[ast.stmt] = [node for node in _parse(read_source(path), path).body if _is_light(node)]
     if not any(isinstance(node, ast.ClassDef) for node in kept):
         raise UserError(f"{path} has no class Config.")
     alias = f"foresight_config_{path.stem}"
@@ -163,17 +164,35 @@ def config_class(name: str) -> type[Any]:
 
 
 def presets(name: str) -> dict[str, dict[str, Any]]:
-    """The presets of an algorithm by name (`foresight/presets/NAME.yaml`, or `NAME.yaml` next to a user's file)."""
+    """The presets of an algorithm by name (`foresight/presets/NAME.yaml`, or `NAME.yaml` next to a user's file).
+
+    Raises UserError for a file that cannot be read, or that holds anything else.
+    """
     found = entry(name)
     folder = ROOT / "presets" if found.path.is_relative_to(ROOT) else found.path.parent
     path = folder / f"{found.name}.yaml"
-    read = (read_yaml(path) or {}) if path.is_file() else {}
-    return {preset: legacy.document(fields) for preset, fields in read.items()}
+    fix = "Write a name and fields for each preset, as in CartPole-v1: {env: CartPole-v1, learning_rate: 0.001}."
+    read = read_mapping(path, fix) if path.is_file() else {}
+    for preset, fields in read.items():
+        if not isinstance(fields, dict):
+            raise UserError(f"{path} cannot be read: '{preset}' is {fields!r}, not names and values. {fix}")
+        for part, wanted in OF_A_PRESET.items():
+            if not isinstance(fields.get(part), wanted | None):
+                raise UserError(f"{path} cannot be read: {part} of '{preset}' is {fields[part]!r}. {fix}")
+    return {str(preset): legacy.document(fields) for preset, fields in read.items()}
 
 
 def bundled() -> list[str]:
     """The names of the agents that come with the package: `connect_four`, `ppo/LunarLander-v3`."""
     return sorted(file.parent.relative_to(BUNDLED).as_posix() for file in BUNDLED.rglob("config.yaml"))
+
+
+def read_source(path: Path) -> str:
+    """The text of a Python file. Raises UserError for bytes that are no UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")  # Python takes a byte order mark, and so do some editors
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read: {error}. Save it as UTF-8.") from error
 
 
 def read_yaml(path: Path) -> Any:
@@ -203,15 +222,21 @@ def read_mapping(path: Path, fix: str = "It was edited or is incomplete.") -> di
 
 
 def _read(path: Path) -> Entry | None:
-    source = path.read_text(encoding="utf-8")
+    source = read_source(path)
     head = HEAD.match(source)
     # The description of an algorithm stands above its first class. Parsing only that saves `foresight list` a third.
-    tree = ast.parse(head[0] if head and "\nKIND" in head[0] else source)
+    tree = _parse(head[0] if head and "\nKIND" in head[0] else source, path)
     constants = {}
     for node in tree.body:
         target, value = _assignment(node)
         if target in ("KIND", "UNIT", "METRICS", "GAMES", "ATTENDS") and value is not None:
-            constants[target] = ast.literal_eval(value)
+            try:
+                constants[target] = ast.literal_eval(value)
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    f"{path}, line {node.lineno}: {target} must be written out, since the file is read without running "
+                    'it, as in METRICS = ("return", "loss").'
+                ) from error
     if "KIND" not in constants:
         return None  # a helper module, not an algorithm
     doc = ast.get_docstring(tree) or ""
@@ -227,6 +252,16 @@ def _read(path: Path) -> Entry | None:
         games=constants.get("GAMES", False),
         attends=constants.get("ATTENDS", False),
     )
+
+
+def _parse(source: str, path: Path) -> ast.Module:
+    """The syntax tree of the file `path`. Raises UserError with the line of a mistake."""
+    try:
+        return ast.parse(source, str(path))
+    except SyntaxError as error:
+        raise UserError(f"{path}, line {error.lineno}: {error.msg}.") from error
+    except ValueError as error:  # null bytes, before Python 3.12
+        raise UserError(f"{path} cannot be read: {error}.") from error
 
 
 def _assignment(node: ast.stmt) -> tuple[str, ast.expr | None]:
@@ -249,6 +284,6 @@ def _is_light(node: ast.stmt) -> bool:
         return False
     try:
         ast.literal_eval(value)
-    except ValueError:
+    except (ValueError, TypeError):
         return False
     return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shlex
 import shutil
 import tempfile
 import warnings
@@ -85,10 +86,13 @@ def export(
         return _gguf(Path(path), quantize, Path(path) / kind if out is None else Path(out), checkpoint)
     if kind in FOLDERS:
         return _folder(Path(path), kind, Path(path) / kind if out is None else Path(out), checkpoint)
-    agent = run.load(path, checkpoint, device="cpu")
+    found = run.Run(run.find(path))
+    formats = kinds.get(found.settings.kind).exports
+    if kind not in formats:  # before a whole language model is loaded
+        fix = f": add --format {formats[0]} (or {', '.join(formats[1:])})." if formats else ". No format holds it."
+        raise UserError(f"{path} is a run on '{found.settings.env}', whose policy cannot be exported as {kind}{fix}")
+    agent = run.load(found.path, checkpoint, device="cpu")
     try:
-        if kind not in kinds.get(agent.settings.kind).exports:
-            raise UserError(f"{path} is a run on '{agent.settings.env}', whose policy cannot be exported as {kind}.")
         if hasattr(agent.module, "rewarded") and not agent.settings.config.get("constant_return"):
             raise UserError(
                 f"{path} is a run of {agent.settings.algorithm}, which acts on the rewards of its episode, and a file "
@@ -136,7 +140,8 @@ def _ended(path: Path, kind: str) -> run.Run:
         raise UserError(f"'{kind}' is for language models, but {path} is a run on '{found.settings.env}'.")
     if not found.summary:
         raise UserError(
-            f"{path} has not ended, so there are no results for its card. Finish it with: foresight resume {path}"
+            f"{path} has not ended, so there are no results for its card. Finish it with: foresight resume "
+            + shlex.quote(str(path))
         )
     return found
 

@@ -7,13 +7,14 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight.errors import BusyError, LostError, NotFinite, UserError
-from foresight.runtime import catalog, imagined, lock
+from foresight.runtime import catalog, imagined, kinds, lock
 from foresight.runtime.catalog import State
 from foresight.runtime.config import config_fields, resolve, settings
 from foresight.training.options import build_config
@@ -130,6 +131,7 @@ def train(
         keep=keep,
         checkpoint_every=checkpoint_every,
     )
+    _check_record(resolved, record)
     from foresight.runtime.distributed import torchrun  # late: this imports torch
     from foresight.runtime.session import Session
 
@@ -179,7 +181,8 @@ def resume(
 
     if torchrun.started():
         raise UserError(
-            f"A run cannot be resumed under torchrun. Resume it in one process with: foresight resume {path}"
+            "A run cannot be resumed under torchrun. Resume it in one process with: foresight resume "
+            + shlex.quote(str(path))
         )
     path = Path(path)
     start = None
@@ -191,6 +194,7 @@ def resume(
     if steps is not None:
         changed = config_fields.coerce(resolved.algorithm, {"steps": steps})
         resolved = dataclasses.replace(resolved, config={**resolved.config, **changed})
+        config_fields.check(resolved.config, catalog.entry(resolved.algorithm).unit)
     own: dict[str, Any] = {"device": device, "checkpoint_every": checkpoint_every, "keep": keep}
     resolved = dataclasses.replace(resolved, **{name: value for name, value in own.items() if value is not None})
     if actors is not None or ray is not None:
@@ -206,6 +210,7 @@ def resume(
         resolved.keep,
         resolved.checkpoint_every,
     )
+    _check_record(resolved, record)
     with lock.held(path):  # first: a process that trains here until now may save a newer checkpoint
         start = start or checkpoint.latest(path / "checkpoints")
         if start is None:
@@ -241,6 +246,15 @@ def find(path: str | Path) -> Path:
     return catalog.BUNDLED / path if inside else here
 
 
+def _check_record(resolved: settings.Settings, record: bool) -> None:
+    """Raise UserError if a video is asked for of a run that has none."""
+    if record and kinds.get(resolved.kind).record is None:
+        raise UserError(
+            f"--record films the agent in an environment of the kind 'control', and '{resolved.env}' is of the kind "
+            f"'{resolved.kind}': leave it out."
+        )
+
+
 def _evaluation(document: dict[str, Any] | None) -> Evaluation | None:
     from foresight.runtime.evaluation.evaluate import Evaluation
 
@@ -273,7 +287,8 @@ def _directory(out: str | Path | None, resolved: settings.Settings) -> tuple[Pat
         path = Path(out).expanduser()
         if path.is_dir() and any((path / part).exists() for part in HOLDS_A_RUN):
             raise UserError(
-                f"{path} already holds a run. Continue it with: foresight resume {path}, or choose another --out."
+                f"{path} already holds a run. Choose another --out, or continue it with: foresight resume "
+                + shlex.quote(str(path))
             )
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:

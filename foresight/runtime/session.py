@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 import signal
 import time
@@ -42,7 +43,7 @@ class Interrupted(KeyboardInterrupt):
     """Training was stopped by the user (Ctrl-C, SIGTERM) and can be resumed; the message contains the command."""
 
     def __init__(self, path: Path, step: int | None, unit: str, number: int = signal.SIGINT) -> None:
-        super().__init__(f"Stopped. {_saved_text(step, unit)} Continue with: foresight resume {path}")
+        super().__init__(f"Stopped. {_saved_text(step, unit)} Continue with: foresight resume {shlex.quote(str(path))}")
         self.path, self.exit_code = path, 128 + number
 
 
@@ -113,9 +114,10 @@ class Session:
                 state = self._build(env)
                 first = int(getattr(state, "step", 0))
                 if first >= self.total and self.start is not None and (self.path / "summary.json").exists():
+                    reached = max(first, self.total)  # `--steps` may be fewer than were made
                     raise UserError(
-                        f"{self.path} has reached its {self.total:,} {self.entry.unit}. "
-                        f"Continue with: foresight resume {self.path} --steps {2 * self.total}"
+                        f"{self.path} has reached its {reached:,} {self.entry.unit}. "
+                        f"Continue with: foresight resume {shlex.quote(str(self.path))} --steps {2 * reached}"
                     )
                 if self.start is not None:
                     run_state.go_back(self)
@@ -142,13 +144,15 @@ class Session:
                     raise
                 raise Interrupted(self.path, self.saved, self.entry.unit) from None
             except NotFinite as error:
-                fix = f"lower learning_rate in {self.path / 'config.yaml'}, then: foresight resume {self.path}"
+                command = f"foresight resume {shlex.quote(str(self.path))}"
+                fix = f"lower learning_rate in {self.path / 'config.yaml'}, then: {command}"
                 raise NotFinite(f"{error} In {self.path} {finite.kept(self)}: {fix}") from error
             except LostError as error:
                 if self.log is None:  # nothing was written yet
                     raise
                 saved = _saved_text(self.saved, self.entry.unit)
-                raise type(error)(f"{error} {saved} When this is fixed: foresight resume {self.path}") from error
+                command = f"foresight resume {shlex.quote(str(self.path))}"
+                raise type(error)(f"{error} {saved} When this is fixed: {command}") from error
             finally:
                 self.progress.close()
                 shutil.rmtree(self.served, ignore_errors=True)
@@ -323,8 +327,7 @@ class Session:
             raise UserError(finite.message(self, step, f"'{name}'"))
 
     def _record(self, state: State) -> None:
-        if self.kind.record is None:
-            return
+        assert self.kind.record is not None  # `run` refuses it
         self.progress.status("recording")
         try:
             self.kind.record(self.module, state, self.settings, self.path / "media" / "result.mp4")

@@ -89,7 +89,7 @@ def tune(
     report: Callable[[str], Any] = lambda text: None,
     **env: str | None,
 ) -> TuneResult:
-    """Search until there are `trials` in total, including those already in `out`. `env`: preset, env or task.
+    """Search until there are `trials` in total, including those already in `out`. `env`: one of preset, env and task.
 
     A trial is a complete run (`out/trials/00012`); its objective is the evaluation (a return, or the negative of an
     error). One whose training metric is below the median of the others at the same step is stopped early (`prune`).
@@ -106,6 +106,8 @@ def tune(
         raise UserError("Tuning needs Optuna. Install it with: pip install 'foresight[tune]'") from error
     if trials < 1:
         raise UserError(f"--trials must be at least 1, not {trials}.")
+    if env.get("preset") is not None and (other := env.get("env") or env.get("task")):
+        raise UserError(f"Name a preset ('{env['preset']}') or an environment ('{other}'), not both: leave one out.")
     resolved = resolve.resolve(name, **dict[str, Any](env), given={} if steps is None else {"steps": steps})
     space = search_space(name, resolved.config, ranges, only)
     label = f"tune-{catalog.entry(name).name}-{resolved.preset or resolved.env}".replace("/", "-")

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shlex
 import threading
 import time
 from array import array
@@ -186,7 +187,7 @@ class Library:
             "samples": (path / SAMPLES).is_file(),
             "saved": [file.name for file in sorted(checkpoints.glob("step-*")) if file.is_dir()],
             "best": read_json(checkpoints / "best.json").get("step"),
-            "resume": f"foresight resume {_short(path)}",
+            "resume": f"foresight resume {shlex.quote(str(_short(path)))}",
         }
 
     @contextlib.contextmanager

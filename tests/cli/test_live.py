@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import shutil
@@ -18,6 +19,7 @@ from foresight.agents.live import loops
 from foresight.agents.live.settings import SETTINGS, Config, Settings, read, write
 from foresight.agents.live.store import Store
 from foresight.cli import screen
+from foresight.cli.live import live
 from foresight.cli.main import main
 from foresight.planning.generation.server import Server
 from foresight.sandbox import process
@@ -67,6 +69,9 @@ def test_a_run_is_looked_at_and_rolled_back(run: Path, capsys: pytest.CaptureFix
         (["RUN", "--score", "other.py:rate"], "is rules.py:rate and does not change"),
         (["RUN", "--batch", "4"], "--batch of"),
         (["RUN", "--lora", "8"], "is 4 and does not change"),
+        (["RUN", "--lora", "16"], "is 4 and does not change"),  # the default of a new run
+        (["RUN", "--mode", "both"], "is directive and does not change"),
+        (["smollm2", "--hint-guidance", "1.5"], "--hint-guidance is given without --hint-top-k"),
         (["smollm2", "--check", "orders"], "without tools"),
     ],
 )
@@ -81,6 +86,30 @@ def test_mistakes_get_a_sentence(
         assert main(["live", *[known.get(one, one) for one in arguments], *out, *port]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (run.parent / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", "{}", '{"settings": {}}', '{"settings": {}, "config": {"tuning": {}, "gone": 1}}',
+        '{"settings": {"prt": 1}, "config": {"tuning": {}}}', '{"settings": [], "config": {"tuning": 4}}',
+        '{"settings": {}, "config": {"batch": "many", "tuning": {}}}',
+    ],
+)  # fmt: skip
+def test_damaged_settings_are_named(run: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / SETTINGS).write_text(text)
+    assert main(["live", str(run), "--status"]) == 2
+    assert f"{run / SETTINGS} cannot be read" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_help_has_the_defaults() -> None:
+    """The command has none of its own, so that it knows what is given for a run that is continued."""
+    words, served, config = " ".join((live.__doc__ or "").split()), Settings(), Config()
+    values = {f.name: f.default for f in dataclasses.fields(Config)} | {"lora": config.tuning.lora}
+    for name in ("batch", "staleness", "learning_rate", "lora", "hint_top_k", "hint_guidance", "kl_coef", "kl_bound"):
+        stated = words.split(f" {name}: ", 1)[1].split("default: ", 1)[1].split()[0].rstrip(".,")
+        assert float(stated) == values[name], name
+    assert config.mode == "both" and config.rehearsal == 0 and served.temperature == 1 and served.check == ""
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn"])

@@ -43,6 +43,23 @@ from foresight.runtime.monitoring import health
         (["eval"], "run directory"),
         (["data", "episodes", "--env", "TwoRoutes-v0", "--explore", "--out", "x"], "--explore is for runs"),
         (["data", "episodes", "--env", "TwoRoutes-v0", "--random", "5", "--out", "x"], "--random is for runs"),
+        (["data", "episodes", "run", "--out", "x", "--seed", "-1"], "--seed must be at least 0, not -1."),
+        (["attention", "run", "--seed", "-1"], "--seed must be at least 0, not -1."),
+        (["tune", "push.py", "--seed", "-1"], "--seed must be at least 0, not -1."),
+        (
+            ["genplan", "--domain", "gripper", "--model", "written", "--seed", "-1"],
+            "--seed must be at least 0, not -1.",
+        ),
+        (["train", "classifier", "--env", "digits", "--env-options", "size=3"], "option of 'digits' 'size'"),
+        (
+            ["train", "classifier", "--env", "digits", "--env-options", "held_out=1.5"],
+            "must be a share between 0 and 1",
+        ),
+        (["train", "classifier", "--env", "digits", "--env-options", "held_out=all"], "such as 0.2, not all"),
+        (["train", "classifier", "--env", "digits", "--env-options", "split=x"], "split must be a whole number, not x"),
+        (["train", "grpo", "--task", "orders", "--env-options", "tool_seconds=x"], "tool_seconds must be more than 0"),
+        (["train", "grpo", "--task", "orders", "--env-options", "turns=x"], "turns must be a whole number"),
+        (["think", "self_consistency", "--task", "sorting", "--options", "width"], "--options takes key=value"),
         (["doctor", "--jsn"], "--json"),
     ],
 )

@@ -46,8 +46,22 @@ def test_env_options_are_typed() -> None:
     pairs = ["num_envs=4", "engine=gymnasium", "time-limit=None", "map=[1, 2]", "slippery=false"]
     expected: dict[str, Any] = {"num_envs": 4, "engine": "gymnasium", "time_limit": "None", "map": [1, 2]}
     assert fields.options(pairs) == {**expected, "slippery": False}
-    with pytest.raises(UserError, match="key=value"):
+    with pytest.raises(UserError, match="--env-options takes key=value"):
         fields.options(["num_envs"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-1", 0.1), ("-2.5E-3", -0.0025), (".5e1", 5), ("1e3", 1000), ("1.5e3", 1500), ("{a: 1e-1}", {"a": 0.1}),
+        ("[1e6, x]", [1_000_000, "x"]), ("'1e3'", "1e3"), ("e3", "e3"), ("1e", "1e"), ("0.5", 0.5), ("7", 7),
+        ("1e999", "1e999"),
+    ],
+)  # fmt: skip
+def test_env_options_with_exponents_are_numbers(text: str, value: object) -> None:
+    """YAML 1.1 reads 1e-1 as a text."""
+    (found,) = fields.options([f"x={text}"]).values()
+    assert found == value and type(found) is type(value)
 
 
 def test_train_eval_play_plot_and_resume(push: Path, call: Callable, tmp_path: Path) -> None:
@@ -109,6 +123,26 @@ def test_a_model_answers(adder: Path, call: Callable, monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.stdin", io.StringIO("1 + 2\n30 + 4\n\nnever read\n"))
     assert call("play", "run").out == "It is 3.\nIt is 34\n"
     assert call("eval", "run", "--episodes", 5, "--json").json["n"] == 5
+
+
+def test_what_no_grader_scores_is_null(adder: Path, call: Callable) -> None:
+    """JSON has no NaN."""
+    Path("rows.jsonl").write_text("".join(f'{{"prompt": "{i} + 1?"}}\n' for i in range(9)))
+    Path("score.py").write_text("def score(prompts, completions):\n    return [None] * len(completions)\n")
+    words = ("--task", "rows.jsonl", "--env-options", "reward=score.py:score", "held_out=3", "--out", "run")
+    assert call("train", "adder.py", *words).code == 0
+    text = call("eval", "run", "--json").out
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert found["mean"] is None and found["n"] == 0 and found["samples"][0]["reward"] is None
+
+
+def test_the_commands_at_the_end_can_be_typed(push: Path, call: Callable) -> None:
+    """On a narrow terminal too, and with a space in the path."""
+    out = f"my runs/{'long ' * 20}run"
+    done = call("train", "push.py", "--env", "CartPole-v1", "--out", out, "--evaluation-episodes", 1)
+    assert done.code == 0, done.err
+    assert done.out.endswith("".join(f"foresight {name} '{out}'\n" for name in ("studio", "eval", "play", "plot")))
+    assert f"run directory: {out}\n" in done.out
 
 
 def test_tables_are_shown_sweep_by_sweep(call: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from foresight.cli import fields
 from foresight.errors import UserError
 from foresight.runtime import catalog
 from foresight.runtime.config import config_fields, resolve
@@ -60,6 +61,63 @@ def test_unknown_names() -> None:
         catalog.entry("value_iterations")
     with pytest.raises(UserError, match="is not an algorithm file"):
         catalog.entry(str(Path(__file__)))
+
+
+SOURCE = '''"""Own: does nothing."""
+from dataclasses import dataclass
+KIND = "control"
+METRICS = ("return",)
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 3  # env steps
+'''
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (SOURCE.replace('"control"', '"control'), "own.py, line 3: unterminated string literal"),
+        (SOURCE + "\ndef act(:\n", "own.py, line 10: invalid syntax"),
+        (SOURCE.replace('("return",)', 'OWN + ("return",)'), "own.py, line 4: METRICS must be written out"),
+        (SOURCE.replace("nothing", "caf\udce9"), "own.py cannot be read: 'utf-8' codec can't decode"),
+        (SOURCE + "\0", "own.py"),  # the rest differs by the version of Python
+    ],
+)
+def test_a_mistake_in_an_own_file_is_named_with_its_line(tmp_path: Path, source: str, message: str) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(source, errors="surrogateescape")
+    for read in (lambda: (catalog.entry(str(own)), catalog.config_class(str(own))), lambda: catalog.module(str(own))):
+        with pytest.raises(UserError) as caught:
+            read()
+        assert message in str(caught.value)
+
+
+def test_an_own_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    own = tmp_path / "marked.py"
+    own.write_text(SOURCE, encoding="utf-8-sig")
+    assert catalog.entry(str(own)).title == "Own: does nothing." and catalog.module(str(own)).KIND == "control"
+    assert [field.help for field in fields.describe(catalog.config_class(str(own)), own)] == ["env steps"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("CartPole-v1: {env: CartPole-v1", "expected ',' or '}'"),
+        ("- CartPole-v1", "it holds a list, not names and values"),
+        ("CartPole-v1:", "'CartPole-v1' is None, not names and values"),
+        ("env: CartPole-v1", "'env' is 'CartPole-v1', not names and values"),
+        ("a: {env: 3}", "env of 'a' is 3"),
+        ("a: {env: CartPole-v1, evaluation: 5}", "evaluation of 'a' is 5"),
+        ("a: {env: CartPole-v1, env_options: [size]}", "env_options of 'a' is ['size']"),
+    ],
+)
+def test_malformed_presets_of_an_own_file_are_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(SOURCE)
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        resolve.resolve(str(tmp_path / "own.py"), env="CartPole-v1")
+    assert message in str(caught.value) and "own.yaml cannot be read" in str(caught.value)
 
 
 def test_a_config_that_needs_its_module_is_imported_for_real(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import yaml
 from gymnasium import spaces as gs
 from gymnasium.vector.utils import batch_space
 
@@ -19,6 +20,7 @@ from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.runtime import export as exporting
 from foresight.runtime import run
+from foresight.runtime.config import resolve
 from tests.sabotage import sabotaged_by
 
 KINDS = {
@@ -176,5 +178,13 @@ def test_mistakes_are_named(tmp_path: Path):
     with pytest.raises(UserError, match="Cannot write"):
         exporting.export(path, out=tmp_path / "nowhere" / "policy.pt")
     run.train("value_iteration", env="GridWorld4x4", out=tmp_path / "table", show=False)
-    with pytest.raises(UserError, match="cannot be exported as"):
+    with pytest.raises(UserError, match=r"cannot be exported as torchscript. No format holds it\."):
         exporting.export(tmp_path / "table")
+
+
+def test_a_format_is_named_before_a_language_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = resolve.resolve("grpo", task="addition")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings.document()))
+    monkeypatch.setattr(run, "load", lambda *_, **__: pytest.fail("it is loaded"))
+    with pytest.raises(UserError, match=r"as torchscript: add --format merged \(or adapter, gguf\)\."):
+        exporting.export(tmp_path)

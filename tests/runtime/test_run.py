@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -312,6 +313,27 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_the_commands_in_messages_are_typed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foresight.runtime.monitoring import health
+
+    out = tmp_path / "my run"
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as stopped:
+        patch.setattr(health.Health, "check", lambda *_: os.kill(os.getpid(), signal.SIGINT) or [])
+        adder(out, steps=20, checkpoint_every=0)
+    ended = foresight.resume(out, show=False)
+    texts = [str(stopped.value)]
+    for again in (lambda: foresight.resume(out, show=False), lambda: adder(out)):
+        with pytest.raises(UserError) as caught:
+            again()
+        texts.append(str(caught.value))
+    (checkpoint.latest(ended.path / "checkpoints") / "state.json").write_text("")  # type: ignore[operator]
+    with pytest.raises(UserError) as caught:
+        foresight.resume(out, show=False)
+    texts.append(str(caught.value))
+    for text in texts:
+        assert shlex.split(text.split("foresight resume ", 1)[1])[0].startswith(str(out)), text
+
+
 def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> None:
     run = adder(tmp_path / "a", steps=30, checkpoint_every=0)
     first, *newer = checkpoint.all_steps(run.path / "checkpoints").values()
@@ -320,6 +342,8 @@ def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> Non
     assert all(path.is_dir() for path in newer)
     with pytest.raises(UserError, match=r"has reached its 30 updates.*--steps 60"):
         foresight.resume(run.path, show=False)
+    with pytest.raises(UserError, match=r"has reached its 30 updates.*--steps 60"):
+        foresight.resume(run.path, steps=10, show=False)
     longer = foresight.resume(run.path, steps=40, show=False)
     assert longer.summary["steps"] == 40 and longer.config.steps == 40
     assert rows(longer)[-2:] == rows(adder(tmp_path / "b", steps=40))[-2:]
@@ -365,13 +389,15 @@ def test_a_resumed_run_keeps_as_many_checkpoints_as_before(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"ray": "auto"}, "without --actors"), ({"keep": 0}, "--keep must"), ({"checkpoint_every": -1}, "-every must")],
-)
+    [({"ray": "auto"}, "without --actors"), ({"keep": 0}, "--keep must"), ({"checkpoint_every": -1}, "-every must"),
+     ({"steps": -5}, "steps must be at least 0, not -5"), ({"steps": "many"}, "Field 'steps' of reinforce")],
+)  # fmt: skip
 def test_options_that_do_not_fit_are_refused_by_resume_too(tmp_path: Path, options: Any, text: str) -> None:
     settings = resolve.resolve("reinforce", env="CartPole-v1")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings.document()))
     with pytest.raises(UserError, match=text):
         foresight.resume(tmp_path, show=False, **options)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == settings.document()
     with pytest.raises(UserError, match="--completer is for text algorithms: reinforce"):
         foresight.resume(tmp_path, show=False, completer="http://localhost:1")
 

@@ -147,6 +147,13 @@ def test_a_directory_holds_one_search(tmp_path: Path, ranges: Path, trained: lis
     assert len(trained) == 1
 
 
+def test_a_preset_has_its_own_environment(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    """The folder and the command name the preset alone, so that two environments would share one search."""
+    with pytest.raises(UserError, match=r"a preset \('CartPole-v1'\) or an environment \('Acrobot-v1'\), not both"):
+        tune.tune("ppo", preset="CartPole-v1", env="Acrobot-v1", trials=1, out=tmp_path / "search", ranges=ranges)
+    assert not trained and not (tmp_path / "search").exists()
+
+
 def test_a_search_that_is_stopped_tells_how_to_continue_it(
     tmp_path: Path, ranges: Path, trained: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

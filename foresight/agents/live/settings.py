@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight.errors import UserError, at_least
+from foresight.runtime import catalog
 from foresight.training.options import Tuning
 
 MODES = ("both", "evaluative", "directive")
@@ -87,11 +88,14 @@ def write(folder: Path, settings: Settings, config: Config) -> None:
 
 
 def read(folder: Path) -> tuple[Settings, Config]:
-    """The settings of a run. Raises UserError if there is none in the folder."""
+    """The settings of a run. Raises UserError if there is none in the folder, or if it is damaged."""
     file = folder / SETTINGS
     if not file.is_file():
         raise UserError(f"{folder} is no live run: it has no {SETTINGS}.")
-    document = json.loads(file.read_text(encoding="utf-8"))
-    config = document["config"]
-    tuning: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in config.pop("tuning").items()}
-    return Settings(**document["settings"]), Config(**config, tuning=Tuning(**tuning))
+    document = catalog.read_mapping(file)
+    try:
+        config = dict(document["config"])
+        tuning: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in config.pop("tuning").items()}
+        return Settings(**document["settings"]), Config(**config, tuning=Tuning(**tuning))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}. It was edited or is incomplete.") from error

@@ -11,7 +11,7 @@ import gymnasium
 from foresight import errors
 from foresight.envs.base import Env
 from foresight.envs.control import atari as atari_set
-from foresight.envs.control import babyai, engines, metaworld, miniwob, own, simulators, wrappers
+from foresight.envs.control import babyai, engines, metaworld, miniwob, own, simulators, vector, wrappers
 from foresight.errors import UserError
 
 ENGINES = ("auto", "native", "envpool", "ale", "gymnasium", "async", "vector")
@@ -52,7 +52,8 @@ def make(
     - `clip_reward`: clip the reward to its sign (Atari: on). `info["episode_return"]` is never clipped;
     - `image_size`, `gray`: resize images to this many pixels a side, and make them gray (Atari: 84, gray);
     - `pixels`: observe the rendered frame and nothing else, an RGB image of this many pixels a side (see `frames`);
-    - `autoreset`: how the engines `gymnasium` and `async` reset: `same_step`, `next_step` or `partial`;
+    - `autoreset`: how the engines `gymnasium` and `async` reset: `same_step`, `next_step` or `partial`; with the last
+      two, `auto` is `gymnasium`;
     - `atari=False`: an Atari id without the Atari preprocessing (its options: see `atari.Options`);
     - other `options` go to the environment itself (`continuous=True`, `map_name="8x8"`, ...).
 
@@ -62,6 +63,11 @@ def make(
         raise errors.unknown("engine", engine, ENGINES)
     if autoreset not in engines.AUTORESET:
         raise errors.unknown("autoreset", autoreset, engines.AUTORESET)
+    if autoreset != vector.SAME_STEP and engine not in ("gymnasium", "async"):  # the others have one way
+        if engine != "auto" or name in own.TASKS or name.startswith(miniwob.PREFIX):
+            which = f"The engine '{engine}'" if engine != "auto" else f"'{name}' is built in and"
+            raise UserError(f"{which} takes no autoreset. Leave it out, or use the engine 'gymnasium' or 'async'.")
+        engine = "gymnasium"
     counts = {"num_envs": num_envs, "action_repeat": action_repeat, "time_limit": time_limit}
     for label, value in {**counts, "frame_stack": frame_stack, "image_size": image_size, "pixels": pixels}.items():
         if value is not None and (not isinstance(value, int) or value < 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,20 +38,26 @@ class Images:
         return f"{len(self.train):,} images to train on, {len(self.test):,} held out"
 
 
-def make(name: str, held_out: float = 0.2, split: int = 0) -> Images:
+def make(name: str, held_out: float = 0.2, split: int = 0, **others: Any) -> Images:
     """The labeled images `name`; a share `held_out` of them, drawn with the seed `split`, is held out.
 
     `digits`: 1,797 handwritten digits of 8 × 8 pixels, which scikit-learn brings along (Alpaydin and Kaynak 1998,
-    Optical Recognition of Handwritten Digits). Raises UserError for another name and for an empty side.
+    Optical Recognition of Handwritten Digits). Raises UserError for another name, for `others` (unknown
+    options), and for an empty side.
     """
     if name not in NAMES:
         raise errors.unknown("set of images", name, NAMES)
+    for option in others:
+        raise errors.unknown(f"option of '{name}'", option, ("held_out", "split"))
+    if type(split) is not int:
+        raise UserError(f"split must be a whole number, not {split}.")
     from sklearn.datasets import load_digits
 
     found = load_digits()
     images = torch.as_tensor(found.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
     labels = torch.as_tensor(found.target, dtype=torch.int64)
-    count = round(held_out * len(labels))
+    share = isinstance(held_out, int | float) and 0 < held_out < 1
+    count = round(held_out * len(labels)) if share else 0
     if not 0 < count < len(labels):
         raise UserError(f"held_out must be a share between 0 and 1, such as 0.2, not {held_out}.")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(split))

@@ -64,10 +64,10 @@ def make(
     if missing:
         raise UserError(f"The class {env.__name__} has no {', '.join(missing)}: see docs/tools.md for an example.")
     turns = getattr(env, "turns", TURNS) if turns is None else turns
-    if turns < 1:
-        raise UserError(f"turns must be at least 1, not {turns}.")
+    if not isinstance(turns, int) or turns < 1:
+        raise UserError(f"turns must be a whole number of at least 1, not {turns}.")
     for limit, seconds in (("tool_seconds", tool_seconds), ("episode_seconds", episode_seconds)):
-        if not seconds > 0:
+        if not isinstance(seconds, int | float) or not seconds > 0:
             raise UserError(f"{limit} must be more than 0, not {seconds}.")
     valid = inspect.signature(env.questions).parameters
     for option in options:

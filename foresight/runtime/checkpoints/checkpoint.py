@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def verify(path: str | Path) -> dict[str, Any]:
     for step in sorted(all_steps(path.parent), reverse=True):
         other = all_steps(path.parent)[step]
         if step < number and _damage(other) is None:
-            raise UserError(f"{text} The previous good one is {other}. Continue from it with: foresight resume {other}")
+            command = f"foresight resume {shlex.quote(str(other))}"
+            raise UserError(f"{text} The previous good one is {other}. Continue from it with: {command}")
     raise UserError(f"{text} There is no good one before it.")
 
 

@@ -53,4 +53,5 @@ KIND = Kind(
     evaluate=_evaluate,
     baseline=_baseline,
     act=_act,
+    played=False,
 )

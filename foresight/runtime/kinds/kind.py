@@ -88,6 +88,7 @@ class Kind(Generic[Environment]):
     record: Callable[[Algorithm, State, Settings, Path], None] | None = None  # (module, state, settings, video)
     exports: tuple[str, ...] = ()  # formats of `foresight export`
     matches: bool = False  # whether its runs play matches
+    played: bool = True  # whether `foresight play` shows, prompts or plays its runs
     pictures: tuple[str, ...] = ()  # the commands that print the algorithm's `picture` of a result
 
 

@@ -342,6 +342,19 @@ def test_unknown_envs_engines_and_options_are_named() -> None:
     assert "visible must be a list" in error("CartPole-v1", visible=0)
 
 
+def test_autoreset_chooses_an_engine_that_has_it() -> None:
+    """CartPole-v1 is `native` and Acrobot-v1 EnvPool's by default: neither of them has another autoreset."""
+    for name in ("CartPole-v1", "Acrobot-v1"):
+        env = make(name, num_envs=1, autoreset="next_step", time_limit=2)
+        env.reset(0)
+        masks = [float(f.mask[0]) for f in steps(env, 3)]
+        assert masks == [1, 1, 0], name  # the third step is spent on resetting
+        env.close()
+    assert "The engine 'native' takes no autoreset" in error("CartPole-v1", engine="native", autoreset="next_step")
+    assert "The engine 'envpool' takes no autoreset" in error("Acrobot-v1", engine="envpool", autoreset="partial")
+    assert "'TwoRoutes-v0' is built in and takes no autoreset" in error("TwoRoutes-v0", autoreset="next_step")
+
+
 def test_minatar_is_registered_by_its_name() -> None:
     """Its import registers nothing. Breakout: 10 by 10 cells of 4 kinds, and 3 actions that change something."""
     env = make("MinAtar/Breakout-v1", num_envs=2)
