@@ -90,8 +90,10 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
     async def status() -> dict[str, Any]:
         return {"version": engine.version, "turns": await kept(store.counts), "active": await kept(store.active)}
 
-    @app.post("/v1/sessions/{session}/forget")
+    @app.post("/v1/sessions/{session:path}/forget")  # a name may have slashes
     async def forget(session: str) -> dict[str, Any]:
+        if not session:  # that of all turns that were forgotten
+            raise HTTPException(404, "Give the name of a session: POST /v1/sessions/NAME/forget.")
         return {"forgotten": await kept(store.forget, session)}
 
     @app.post("/v1/chat/completions")
@@ -114,7 +116,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
             return _error(400, "max_tokens, temperature, top_p and seed must be finite numbers.")
         except (UserError, ValueError, TypeError) as error:
             return _error(400, str(error))
-        session = http.headers.get("x-session-id", "")
+        session = _utf8(http.headers.get("x-session-id", ""))
         if len(session) > LONGEST_NAME:  # the beginning alone might be that of another session
             return _error(400, f"X-Session-Id has {len(session)} characters: give a name of at most {LONGEST_NAME}.")
         if session and http.headers.get("x-session-train", "").lower() == "off":
@@ -123,7 +125,8 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
         with contextlib.suppress(OSError):
             if keeps:
                 done = http.headers.get("x-session-done", "") in ("1", "true")
-                await _safely(kept, store.request, session, messages, done)
+                # The last message of a side request is no user's: it follows no turn.
+                await _safely(kept, store.request, session, messages if _main(http) else [], done)
         trains = keeps and _trains(http, engine_request)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[int]()
         engine_request.progress = lambda r: _tell(loop, news, len(r.tokens))
@@ -272,7 +275,19 @@ def _request(
 
 def _trains(http: Request, request: engines.Request) -> bool:
     """Whether a turn can be trained on: one truncated by top-p or chosen greedily has no probability to correct by."""
-    return http.headers.get("x-turn-type", "main") == "main" and request.temperature > 0 and request.top_p == 1
+    return _main(http) and request.temperature > 0 and request.top_p == 1
+
+
+def _main(http: Request) -> bool:
+    return http.headers.get("x-turn-type", "main") == "main"
+
+
+def _utf8(header: str) -> str:
+    """A header, which arrives as Latin-1, as the UTF-8 that it is where it can be read so: as in a path."""
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        return header
 
 
 def _head(request: engines.Request, kind: str) -> dict[str, Any]:

@@ -73,6 +73,12 @@ class Served:
         with contextlib.closing(client), client.getresponse() as answer:
             return answer.status, json.loads(answer.read())
 
+    def post(self, path: str, body: bytes = b"", headers: Any = None) -> tuple[int, Any]:
+        client = http.client.HTTPConnection("127.0.0.1", self.port)
+        client.request("POST", path, body, headers or {})
+        with contextlib.closing(client), client.getresponse() as answer:
+            return answer.status, json.loads(answer.read())
+
     def close(self) -> None:
         self.client.close()
         self.server.should_exit = True
@@ -202,6 +208,35 @@ def test_only_turns_that_can_be_trained_on_are_kept(live: Served) -> None:
     live.ask("hi", session="a", headers={"X-Session-Train": "off"})
     live.ask("hi", session="a")
     assert [turn.session for turn in live.store.turns()] == ["b"]  # opted out for good, and forgotten
+
+
+def test_a_side_request_is_not_what_followed_a_turn(live: Served) -> None:
+    reply = live.ask("hi", session="a").choices[0].message.content
+    live.ask("hi", reply, "a title", session="a", headers={"X-Turn-Type": "side"})
+    live.store.collect(60)
+    assert [turn.state for turn in live.store.turns()] == ["served"]
+    live.ask("hi", reply, "thanks", session="a")
+    live.store.collect(60)
+    first, _ = live.store.turns()
+    assert first.next == {"role": "user", "content": "thanks"}
+    live.ask("bye", session="a", headers={"X-Turn-Type": "side", "X-Session-Done": "1"})
+    live.store.collect(60)
+    assert [turn.state for turn in live.store.turns()] == ["answered", "ended"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "path"),
+    [
+        (b"user/42", "user%2F42"), (b"user/42", "user/42"), ("Zo\u00eb".encode(), "Zo%C3%AB"), (b"Zo\xeb", "Zo%C3%AB"),
+        (b"a/forget", "a/forget"), (b"50%", "50%25"),
+    ],
+)  # fmt: skip
+def test_a_session_of_any_name_is_forgotten(live: Served, sent: bytes, path: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).encode()
+    assert live.post("/v1/chat/completions", body, {"X-Session-Id": sent})[0] == 200
+    assert len(live.store.turns()) == 1
+    assert live.post(f"/v1/sessions/{path}/forget") == (200, {"forgotten": 1}) and live.store.turns() == []
+    assert live.post("/v1/sessions//forget")[0] == 404
 
 
 @sabotaged_by("foresight.agents.live.serve._add", lambda real: lambda store, turn: store.add(turn))
