@@ -250,6 +250,18 @@ class Store:
             self._set("active", number)
             self._event("activated", f"version {number}")
 
+    def withdraw(self, number: int, back: int, check: dict[str, Any], why: str) -> None:
+        """Activate version `back` instead of `number` and pause training, with an event, and keep `check`, all at once.
+
+        Where `number` is not active by now, as after a rollback, only `check` is kept.
+        """
+        with self.transaction():
+            self._set("check", check)
+            if self._active() == number:
+                self._set("active", back)
+                self._set("paused", True)
+                self._event("gate", why)
+
     # Look.
 
     def active(self) -> int:
