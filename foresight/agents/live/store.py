@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS turns (
 );
 CREATE INDEX IF NOT EXISTS by_state ON turns (state, id);
 CREATE INDEX IF NOT EXISTS by_session ON turns (session, state, id);
+CREATE INDEX IF NOT EXISTS by_score ON turns (session, score);
 CREATE TABLE IF NOT EXISTS requests (
     id INTEGER PRIMARY KEY, session TEXT NOT NULL, previous TEXT, next TEXT, done INTEGER NOT NULL,
     created REAL NOT NULL
@@ -233,6 +234,17 @@ class Store:
                 why = f"version {active} became active while it was trained from version {parent}"
                 self._event("kept", f"version {number} is kept and not served: {why}")
         return parent == active
+
+    def one_sided(self, least: int = 6) -> list[str]:
+        """Sessions that always praise or always blame, in at least `least` scored turns: their scores have no contrast.
+
+        Forgotten turns belong to none.
+        """
+        rows = self._base.execute(
+            "SELECT session FROM turns WHERE score IS NOT NULL AND session != '' GROUP BY session "
+            "HAVING count(*) >= ? AND min(score) = max(score) AND min(score) != 0", (least,),
+        )  # fmt: skip
+        return [row["session"] for row in rows]
 
     def reject(self, turns: Sequence[int], why: str) -> None:
         """Leave turns out for good, with an event that gives the reason."""

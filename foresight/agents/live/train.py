@@ -96,7 +96,7 @@ class Trainer:
             return None
         metrics = learn.update(self.policy, self.reference, self.optimizer, turns, self.config, self._few())
         metrics["staleness"] = sum(self.store.apart(turn.version, self.version) for turn in turns) / len(turns)
-        suspects = learn.one_sided([t for t in self.store.turns() if t.score is not None])
+        suspects = self.store.one_sided()
         ids = [turn.id for turn in turns]
         if not metrics["turns"]:
             self.store.reject(ids, f"{len(ids)} turns have no signal in the mode {self.config.mode}")
@@ -156,8 +156,8 @@ class Trainer:
             self.store.set("check", {**state, "passed": self.version, "last": value})
             return True
         why = (
-            f"the held-out check fell from {state['first']:.3f} to {value:.3f} at version {self.version}: back to version "
-            f"{state['passed']}, and training is paused"
+            f"the held-out check fell from {state['first']:.3f} to {value:.3f} at version {self.version}: "
+            f"back to version {state['passed']}, and training is paused"
         )
         self.store.withdraw(self.version, state["passed"], state, why)
         return False

@@ -256,7 +256,33 @@ def _one_by_one(self: Store, number: int, back: int, check: dict[str, Any], why:
     self.activate(back)
 
 
-@sabotaged_by("foresight.agents.live.learn.one_sided", lambda real: lambda turns: [])
+def test_an_update_reads_no_turn_but_those_of_its_window(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config = begun(tmp_path, model)
+    trainer, real = train.Trainer(store, config), Store.turns
+    feed(store, trainer)
+
+    def turns(self: Store, state: str | None = None, most: int = -1) -> Any:
+        assert state is not None and most > 0, "all turns that were ever kept are read"
+        return real(self, state, most)
+
+    monkeypatch.setattr(Store, "turns", turns)
+    assert trainer.step() is not None and store.active() == 1
+
+
+def test_forgotten_sessions_are_no_session_of_one_score(tmp_path: Path, model: str) -> None:
+    store, config = begun(tmp_path, model)
+    trainer = train.Trainer(store, config)
+    for session in ("a", "b"):
+        feed(store, trainer, session=session)
+        trainer.step()
+        store.forget(session)
+    feed(store, trainer, session="c")
+    assert trainer.step() is not None and store.counts()["trained"] == 9 and store.events() == []
+
+
+@sabotaged_by("foresight.agents.live.store.Store.one_sided", lambda real: lambda self, least=6: [])
 def test_a_user_of_one_score_is_named_and_one_beyond_the_bound_is_refused(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     trainer = train.Trainer(store, config)
