@@ -32,7 +32,10 @@ LARGEST_FILE = 1_000_000  # bytes of a file that is searched
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One thing that happened: a `call` of a tool, its `result`, an `error` of a call, or the final `answer`."""
+    """One thing that happened: a `call` of a tool, its `result`, an `error` of a call, or the final `answer`.
+
+    A `limit` ended the question without an answer: of turns, of the context, or an error of the model's server.
+    """
 
     kind: Literal["call", "result", "error", "answer", "limit"]
     text: str
@@ -51,9 +54,16 @@ def run(
     """Let a model act until it answers, at most `turns` turns; `messages` (OpenAI's form) are extended in place.
 
     `approve` is asked before a tool that writes runs; None approves. Errors of tools are results that the model reads.
+    An error of `turn`, such as a full context, is a limit; before the model's first turn of all, it is raised.
     """
     for _ in range(turns):
-        text = turn(messages, tools)
+        try:
+            text = turn(messages, tools)
+        except UserError as error:
+            if not any(message["role"] == "assistant" for message in messages):
+                raise
+            yield Event("limit", str(error))
+            return
         message = protocol.reply(text)
         messages.append(message)
         calls = tool.calls(text)

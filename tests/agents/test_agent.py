@@ -10,7 +10,10 @@ from foresight.agents import agent
 from foresight.envs.tools import tool
 from foresight.envs.tools.tool import Tool
 from foresight.errors import UserError
+from foresight.planning.generation import chat
 from foresight.planning.generation.server import Server
+from tests import tiny_language
+from tests.agents.live.test_learn import TEMPLATE
 from tests.sabotage import sabotaged_by
 
 
@@ -53,6 +56,27 @@ def test_results_beside_a_call_that_cannot_be_read_are_marked_as_data() -> None:
     assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant"]
     marked = [f"{tool.RESULT}{e.text}{tool.RESULT_END}" for e in (events[1], events[3])]
     assert messages[2]["content"] == "\n".join(marked)
+
+
+def test_a_full_context_ends_a_question_and_keeps_the_conversation() -> None:
+    policy = tiny_language.model()
+    policy.tokenizer.chat_template = TEMPLATE
+    first, written = [tool.write("look")], agent.local(chat.local(policy, 8))
+
+    def turn(messages: Any, tools: Any) -> str:
+        return first.pop() if first else written(messages, ())
+
+    def look() -> str:
+        """Look."""
+        return 200 * "a"
+
+    messages = [{"role": "user", "content": "go"}]
+    *_, last = events = list(agent.run(turn, [tool.of(look)], messages))
+    assert [one.kind for one in events] == ["call", "result", "limit"]
+    assert last.text.endswith("context of 64: shorten the conversation, or lower --max-new-tokens.")
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool"]
+    with pytest.raises(UserError, match="does not fit"):  # nothing would be lost
+        list(agent.run(turn, [], [{"role": "user", "content": 80 * "a"}]))
 
 
 @sabotaged_by("foresight.envs.tools.tool.execute", lambda real: lambda tools, call, *rest: real(tools, call))
