@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,32 @@ def test_files_of_a_folder_are_searched(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             agent.toolbox([name])
+
+
+def test_files_that_cannot_be_read_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fox.md").write_text("The fox is red.")
+    (tmp_path / "locked.txt").write_text("The fox is locked.")
+    (tmp_path / "behind.txt").write_text("The fox is behind.")
+    real, state = Path.read_text, Path.stat
+
+    def read_text(self: Path, *given: Any, **named: Any) -> str:
+        if self.name == "locked.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(self, *given, **named)
+
+    def stat(self: Path, **named: Any) -> Any:
+        if self.name == "behind.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return state(self, **named)
+
+    with monkeypatch.context() as patched:  # the user of a test may be one who can read all
+        patched.setattr(Path, "read_text", read_text)
+        patched.setattr(Path, "stat", stat)
+        found = {one.name: one for one in agent.toolbox([f"search:{tmp_path}"])}
+        assert found["search"].run(query="fox") == "[1] fox.md: fox.md\nThe fox is red."
+        (tmp_path / "fox.md").unlink()
+        with pytest.raises(UserError, match="no text files to search"):
+            agent.toolbox([f"search:{tmp_path}"])
 
 
 def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
