@@ -6,6 +6,7 @@ what `foresight train grpo --task` trains is what acts here. A model on a server
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,10 @@ LARGEST_FILE = 1_000_000  # bytes of a file that is searched
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One thing that happened: a `call` of a tool, its `result`, an `error` of a call, or the final `answer`."""
+    """One thing that happened: a `call` of a tool, its `result`, an `error` of a call, or the final `answer`.
+
+    A `limit` ended the question without an answer: of turns, of the context, or an error of the model's server.
+    """
 
     kind: Literal["call", "result", "error", "answer", "limit"]
     text: str
@@ -51,9 +55,16 @@ def run(
     """Let a model act until it answers, at most `turns` turns; `messages` (OpenAI's form) are extended in place.
 
     `approve` is asked before a tool that writes runs; None approves. Errors of tools are results that the model reads.
+    An error of `turn`, such as a full context, is a limit; before the model's first turn of all, it is raised.
     """
     for _ in range(turns):
-        text = turn(messages, tools)
+        try:
+            text = turn(messages, tools)
+        except UserError as error:
+            if not any(message["role"] == "assistant" for message in messages):
+                raise
+            yield Event("limit", str(error))
+            return
         message = protocol.reply(text)
         messages.append(message)
         calls = tool.calls(text)
@@ -122,14 +133,18 @@ def toolbox(names: Sequence[str]) -> list[Tool]:
 
 
 def documents(place: str) -> list[Tool]:
-    """The tools `search` and `read` over the text files in a folder. Raises UserError if there are none."""
+    """The tools `search` and `read` over the text files in a folder that can be read. Raises UserError without any."""
     folder = Path(place)
-    texts = (f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
-    files = sorted(f for f in texts if f.stat().st_size <= LARGEST_FILE)
-    if not files:
+    names, texts = list[str](), list[str]()
+    for file in sorted(one for one in folder.rglob("*") if one.suffix in SUFFIXES):
+        with contextlib.suppress(OSError):  # such as a file that another user alone may read
+            if file.is_file() and file.stat().st_size <= LARGEST_FILE:
+                name = readable(file.relative_to(folder))
+                texts.append(f"{name}\n{file.read_text(errors='replace')}")
+                names.append(name)
+    if not texts:
         raise UserError(f"There are no text files to search in {place} ({', '.join(SUFFIXES)}).")
-    names = [readable(file.relative_to(folder)) for file in files]
-    index = Index([f"{name}\n{file.read_text(errors='replace')}" for name, file in zip(names, files, strict=True)])
+    index = Index(texts)
 
     def search(query: str) -> str:
         """Find files by words: their numbers, names and passages, the best first."""

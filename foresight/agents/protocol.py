@@ -91,8 +91,8 @@ def _written(call: Any) -> str:
         name, given = str(function["name"]), function.get("arguments") or "{}"
         arguments = json.loads(given) if isinstance(given, str) else given
     except (KeyError, TypeError, AttributeError, ValueError):
-        return f"{tool.CALL}{json.dumps(call, default=str)}{tool.END}"
-    return f"{tool.CALL}{json.dumps({'name': name, 'arguments': arguments})}{tool.END}"
+        return tool.block(json.dumps(call, default=str))
+    return tool.block(json.dumps({"name": name, "arguments": arguments}))
 
 
 def _tool(given: Any) -> Tool:

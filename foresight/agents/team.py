@@ -69,8 +69,9 @@ TOKEN = 4  # characters that count as a token of a server
 class Team:
     """What the conversations of one team share. Raises UserError for limits without room for an answer.
 
-    `budget` is in sampled tokens, `seconds` in seconds of the whole (infinity: no limit). `grade` returns the outcome
-    of the manager's answer, in [0, 1]; without it, an answer is 1.
+    `budget` is in sampled tokens, `seconds` in seconds of the whole (infinity: no limit), `tool_seconds` in those of
+    a call, which ends with the whole. `grade` returns the outcome of the manager's answer, in [0, 1]; without it, an
+    answer is 1.
     """
 
     goal: str
@@ -90,6 +91,8 @@ class Team:
             raise UserError(f"The budget is {self.budget}: a team needs at least {LEAST} tokens for one answer.")
         if self.depth < 0 or not self.seconds > 0:
             raise UserError(f"depth is {self.depth} and seconds {self.seconds:g}: use at least 0, and more than 0.")
+        if not self.tool_seconds > 0:
+            raise UserError(f"tool_seconds is {self.tool_seconds:g}: use more than 0.")
         if taken := {one.name for one in self.tools} & {"delegate", "post", "read_board"}:
             raise UserError(f"The tool '{min(taken)}' has a name of the team's own tools: rename it.")
         self._posts: list[dict[str, Any]] = []
@@ -114,11 +117,16 @@ class Team:
         """Whether the team was canceled, or its time is over."""
         return self._canceled.is_set() or time.monotonic() > self._end
 
+    @property
+    def left(self) -> float:
+        """Seconds of the whole that are left."""
+        return max(0.0, self._end - time.monotonic())
+
     def in_time(self, turn: Callable[[], str]) -> str | None:
         """The text of a turn; None, and the team is canceled, if its time is over before."""
         if self._end == math.inf:
             return turn()
-        found = tool.within(self._end - time.monotonic(), turn)
+        found = tool.within(self.left, turn)
         if not found.done():
             self.cancel()
             return None
@@ -224,7 +232,8 @@ class Member:
         return Reply(None)
 
     def _executed(self, call: Call) -> str:
-        result, succeeded = tool.execute(self.tools, call, self.team.tool_seconds, self.team.approve)
+        seconds = min(self.team.tool_seconds, self.team.left)
+        result, succeeded = tool.execute(self.tools, call, seconds, self.team.approve)
         self.called, self.failed = self.called + 1, self.failed + (not succeeded)
         self.malformed += bool(tool.malformed(self.tools, call))
         return result

@@ -52,6 +52,8 @@ def agent(
 
     if turns < 1 or max_new_tokens < 1:
         raise UserError(f"--turns and --max-new-tokens must be at least 1, not {turns} and {max_new_tokens}.")
+    if not tool_seconds > 0:
+        raise UserError(f"--tool-seconds must be above 0, not {tool_seconds:g}.")
     allowed = agents.toolbox(tools)
     with contextlib.ExitStack() as stack:
         if mcp:
@@ -72,6 +74,8 @@ def agent(
                 counts["answered"] += event.kind == "answer"
                 if not json:
                     _show(event)
+                elif event.kind == "limit":
+                    screen.note(event.text)
     if json:
         from foresight.planning.generation.server import without_user
 

@@ -164,7 +164,8 @@ def _chat(model: str, completer: str | None, max_new_tokens: int, temperature: f
     from foresight.nets.language import pretrained
     from foresight.runtime import machine
 
-    return chat.local(pretrained.load(model, machine.pick_device(device)), max_new_tokens, temperature, seed)
+    policy = pretrained.load(model, machine.pick_device(device))
+    return chat.local(policy, max_new_tokens, temperature, seed, "lower --rounds, give --no-thoughts")
 
 
 def _keep(folder: Path, messages: list[dict[str, str]], program: str) -> None:

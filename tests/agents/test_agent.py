@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from foresight.agents import agent
 from foresight.envs.tools import tool
 from foresight.envs.tools.tool import Tool
 from foresight.errors import UserError
+from foresight.planning.generation import chat
 from foresight.planning.generation.server import Server
+from tests import tiny_language
+from tests.agents.live.test_learn import TEMPLATE
 from tests.sabotage import sabotaged_by
 
 
@@ -55,6 +59,27 @@ def test_results_beside_a_call_that_cannot_be_read_are_marked_as_data() -> None:
     assert messages[2]["content"] == "\n".join(marked)
 
 
+def test_a_full_context_ends_a_question_and_keeps_the_conversation() -> None:
+    policy = tiny_language.model()
+    policy.tokenizer.chat_template = TEMPLATE
+    first, written = [tool.write("look")], agent.local(chat.local(policy, 8))
+
+    def turn(messages: Any, tools: Any) -> str:
+        return first.pop() if first else written(messages, ())
+
+    def look() -> str:
+        """Look."""
+        return 200 * "a"
+
+    messages = [{"role": "user", "content": "go"}]
+    *_, last = events = list(agent.run(turn, [tool.of(look)], messages))
+    assert [one.kind for one in events] == ["call", "result", "limit"]
+    assert last.text.endswith("context of 64: shorten the conversation, or lower --max-new-tokens.")
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool"]
+    with pytest.raises(UserError, match="does not fit"):  # nothing would be lost
+        list(agent.run(turn, [], [{"role": "user", "content": 80 * "a"}]))
+
+
 @sabotaged_by("foresight.envs.tools.tool.execute", lambda real: lambda tools, call, *rest: real(tools, call))
 def test_a_tool_that_writes_waits_for_approval() -> None:
     turn = says(*[tool.write("write_note", name="a", text="b"), "done"] * 2)
@@ -80,6 +105,32 @@ def test_files_of_a_folder_are_searched(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             agent.toolbox([name])
+
+
+def test_files_that_cannot_be_read_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fox.md").write_text("The fox is red.")
+    (tmp_path / "locked.txt").write_text("The fox is locked.")
+    (tmp_path / "behind.txt").write_text("The fox is behind.")
+    real, state = Path.read_text, Path.stat
+
+    def read_text(self: Path, *given: Any, **named: Any) -> str:
+        if self.name == "locked.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(self, *given, **named)
+
+    def stat(self: Path, **named: Any) -> Any:
+        if self.name == "behind.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return state(self, **named)
+
+    with monkeypatch.context() as patched:  # the user of a test may be one who can read all
+        patched.setattr(Path, "read_text", read_text)
+        patched.setattr(Path, "stat", stat)
+        found = {one.name: one for one in agent.toolbox([f"search:{tmp_path}"])}
+        assert found["search"].run(query="fox") == "[1] fox.md: fox.md\nThe fox is red."
+        (tmp_path / "fox.md").unlink()
+        with pytest.raises(UserError, match="no text files to search"):
+            agent.toolbox([f"search:{tmp_path}"])
 
 
 def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -41,6 +41,26 @@ def test_calls_are_the_same_in_both_forms(calls: list[tuple[str, dict[str, Any]]
     assert tool.calls(protocol.text_of(message)) == tool.calls(text) and message["content"] is None
 
 
+@pytest.mark.parametrize("mark", [*tool.MARKS, f"\\{tool.END}", f"<{tool.CALL}{tool.END}"])
+def test_a_mark_in_an_argument_does_not_end_the_call(mark: str) -> None:
+    arguments = {"text": f"a{mark}b", mark: [mark]}
+    function = {"name": "write_note", "arguments": json.dumps(arguments)}
+    message = {"role": "assistant", "content": "Look:", "tool_calls": [{"id": "c", "function": function}]}
+    text = protocol.text_of(message)
+    assert tool.calls(text) == [tool.Call("write_note", arguments)] and tool.answer(text) == "Look:"
+    again = protocol.reply(tool.write("write_note", **arguments))["tool_calls"][0]["function"]
+    assert json.loads(again["arguments"]) == arguments
+    assert not any(one in text.removeprefix(f"Look:{tool.CALL}").removesuffix(tool.END) for one in tool.MARKS)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_json_does_not_have_is_no_argument(value: str) -> None:
+    text = f'{tool.CALL}{{"name": "add", "arguments": {{"x": [{value}]}}}}{tool.END}'
+    assert "tool_calls" not in protocol.reply(text)
+    (call,) = tool.calls(text)
+    assert call.name == "add" and call.problem.startswith("the call is not JSON")
+
+
 def test_a_call_that_cannot_be_read_stays_text() -> None:
     assert "tool_calls" not in protocol.reply(f"{tool.CALL}no json{tool.END}")
     assert protocol.reply(" Paris. ") == {"role": "assistant", "content": "Paris."}

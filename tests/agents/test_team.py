@@ -195,6 +195,24 @@ def test_seconds_end_turns_that_are_in_flight() -> None:
     assert not any(node["ended"] for node in nodes(found["root"]))
 
 
+def test_seconds_end_a_tool_that_runs() -> None:
+    answered = threading.Event()
+
+    def wait() -> str:
+        """Wait."""
+        answered.wait(20)
+        return "late"
+
+    begun = time.monotonic()
+    try:
+        found = play(lambda messages: tool.write("wait"), team.Team("go", [tool.of(wait)], seconds=0.2))
+        assert time.monotonic() - begun < 15
+    finally:
+        answered.set()
+    assert found["canceled"] and not found["root"]["ended"] and found["root"]["parts"]["failed_calls"] == 1
+    assert "did not answer within" in found["root"]["messages"][-1]["content"]
+
+
 def test_cancellation_ends_all_conversations() -> None:
     one = team.Team("Go")
 
@@ -214,6 +232,9 @@ def test_limits_without_room_for_an_answer_are_refused() -> None:
         team.Team("x", budget=3)
     with pytest.raises(UserError, match="depth is -1"):
         team.Team("x", depth=-1)
+    for seconds in (0.0, -1.0, float("nan")):
+        with pytest.raises(UserError, match=f"tool_seconds is {seconds:g}: use more than 0"):
+            team.Team("x", tool_seconds=seconds)
     with pytest.raises(UserError, match="'post'"):
         team.Team("x", [tool.Tool("post", "", {"type": "object"}, print)])
 

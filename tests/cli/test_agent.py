@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from foresight.cli.main import main
+from foresight.errors import UserError
 from foresight.planning.generation.server import Server
 from tests import tiny_language
 
@@ -42,6 +43,24 @@ def test_an_agent_on_a_server(
     assert [m["role"] for m in document["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
+def test_a_conversation_that_an_error_ends_is_printed(
+    served: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = Server._ask
+
+    def ask(self: Server, path: str, body: Any = None) -> Any:
+        if len(served) == 1:
+            raise UserError("The server answers 400: too many tokens.")
+        return real(self, path, body)
+
+    monkeypatch.setattr(Server, "_ask", ask)
+    assert main(["agent", "http://x/v1", "Note b.", "--tools", "notebook", "--approve", "all", "--json"]) == 1
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert [m["role"] for m in document["messages"]] == ["user", "assistant", "tool"]
+    assert (document["calls"], document["answered"], document["questions"]) == (1, 0, 1) and "too many tokens" in err
+
+
 def test_questions_come_from_a_pipe(
     served: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
@@ -71,6 +90,8 @@ def test_a_tool_of_a_server_does_not_hide_one_of_the_toolbox(
     [
         (["smollm2", "go", "--tools", "hammer"], "Unknown tool 'hammer'"),
         (["smollm2", "go", "--turns", "0"], "--turns"),
+        (["smollm2", "go", "--tool-seconds", "0"], "--tool-seconds must be above 0, not 0"),
+        (["smollm2", "go", "--tool-seconds", "nan", "--mcp", "x"], "--tool-seconds must be above 0, not nan"),
         (["TINY", "go"], "no chat template"),
         (["smollm2", "go", "--mcp", ""], "command of a server"),
     ],

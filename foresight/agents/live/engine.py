@@ -65,8 +65,9 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises UserError for one that cannot be answered."""
-        longest = len(request.prompt) + request.max_new_tokens
-        if request.max_new_tokens < 1 or longest > self.model.context:
+        if request.max_new_tokens < 1:
+            raise UserError(f"max_tokens must be at least 1, not {request.max_new_tokens}.")
+        if len(request.prompt) + request.max_new_tokens > self.model.context:
             raise UserError(
                 f"The conversation has {len(request.prompt)} tokens, and with max_tokens {request.max_new_tokens} it "
                 f"does not fit the context of {self.model.context}: shorten it, or lower max_tokens."

@@ -161,15 +161,6 @@ def _forward_kl(policy: LanguageModel, reference: LanguageModel, turn: Turn) -> 
     return kl.categorical(theirs, ours).mean()
 
 
-def one_sided(turns: Sequence[Turn], least: int = 6) -> list[str]:
-    """Sessions that always praise or always blame, in at least `least` scored turns: their scores carry no contrast."""
-    scores: dict[str, list[float]] = {}
-    for turn in turns:
-        if turn.score is not None:
-            scores.setdefault(turn.session, []).append(turn.score)
-    return [name for name, own in scores.items() if len(own) >= least and len(set(own)) == 1 and own[0] != 0]
-
-
 def _hinted(policy: LanguageModel, turn: Turn, config: Config) -> TokenBatch | None:
     """The turn's tokens after its conversation with the hint; None without hint, user's message, or room."""
     if config.mode == "evaluative" or not turn.hint:

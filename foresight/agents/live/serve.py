@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -42,15 +42,20 @@ LONGEST_NAME = 200  # characters of a session
 
 
 def create(store: Store, engine: Engine, token: str | None = None, temperature: float = 1.0) -> FastAPI:
-    """The application. With a `token` every request must carry it; without, only requests to this machine are served.
+    """The application. With a `token` every request must carry it.
+
+    Without, only requests to this machine are served, and none from a page that another host serves.
 
     `temperature` is that of requests that name none.
     """
 
     async def guard(request: Request) -> None:
-        host = PORT.sub("", request.headers.get("host", ""))
-        if token is None and host not in LOCAL:
+        host = request.headers.get("host", "")
+        if token is None and PORT.sub("", host) not in LOCAL:
             raise HTTPException(403, f"This server answers to {LOCAL[0]} only.")
+        # A browser sends simple requests of any page; it cannot add a token to them.
+        if token is None and request.headers.get("origin") not in (None, f"http://{host}", f"https://{host}"):
+            raise HTTPException(403, "Requests from pages of other origins are refused.")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
             raise HTTPException(401, "Send the token that `foresight live` printed, as Authorization: Bearer TOKEN.")
@@ -90,8 +95,10 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
     async def status() -> dict[str, Any]:
         return {"version": engine.version, "turns": await kept(store.counts), "active": await kept(store.active)}
 
-    @app.post("/v1/sessions/{session}/forget")
+    @app.post("/v1/sessions/{session:path}/forget")  # a name may have slashes
     async def forget(session: str) -> dict[str, Any]:
+        if not session:  # that of all turns that were forgotten
+            raise HTTPException(404, "Give the name of a session: POST /v1/sessions/NAME/forget.")
         return {"forgotten": await kept(store.forget, session)}
 
     @app.post("/v1/chat/completions")
@@ -114,7 +121,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
             return _error(400, "max_tokens, temperature, top_p and seed must be finite numbers.")
         except (UserError, ValueError, TypeError) as error:
             return _error(400, str(error))
-        session = http.headers.get("x-session-id", "")
+        session = _utf8(http.headers.get("x-session-id", ""))
         if len(session) > LONGEST_NAME:  # the beginning alone might be that of another session
             return _error(400, f"X-Session-Id has {len(session)} characters: give a name of at most {LONGEST_NAME}.")
         if session and http.headers.get("x-session-train", "").lower() == "off":
@@ -123,7 +130,8 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
         with contextlib.suppress(OSError):
             if keeps:
                 done = http.headers.get("x-session-done", "") in ("1", "true")
-                await _safely(kept, store.request, session, messages, done)
+                # The last message of a side request is no user's: it follows no turn.
+                await _safely(kept, store.request, session, messages if _main(http) else [], done)
         trains = keeps and _trains(http, engine_request)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[int]()
         engine_request.progress = lambda r: _tell(loop, news, len(r.tokens))
@@ -136,8 +144,9 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
             """Keep the finished turn; whether it is kept or need not be."""
             if not trains or engine_request.error or engine_request.canceled:
                 return True
-            reply = protocol.text_of(protocol.reply(engine.model.decode(engine_request.tokens)))
+            reply = protocol.text_of(protocol.reply(_written(engine, engine_request)))
             text = as_data(engine.model, {"content": reply})["content"]  # as the next request repeats it
+            # Tokens of a stop text are kept: they were sampled, and one of them ended the turn.
             turn = Turn(
                 session, engine_request.version, messages, text, engine_request.prompt, engine_request.tokens,
                 engine_request.logprob, engine_request.temperature,
@@ -145,7 +154,8 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
             return await _safely(kept, _add, store, turn)
 
         if given.get("stream"):
-            events = _stream(engine, engine_request, news, finish)
+            counted = bool((given.get("stream_options") or {}).get("include_usage"))
+            events = _stream(engine, engine_request, news, finish, counted)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         while not engine_request.over:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -156,13 +166,11 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
         if engine_request.error:
             return _error(500, engine_request.error)
         stored = await finish()
-        text = engine.model.decode(engine_request.tokens)
-        message = protocol.reply(text)
-        counts = len(engine_request.prompt), len(engine_request.tokens)
+        message = protocol.reply(_written(engine, engine_request))
         document = {
             **_head(engine_request, "chat.completion"),
             "choices": [{"index": 0, "message": message, "finish_reason": _reason(engine_request, message)}],
-            "usage": {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)},
+            "usage": _usage(engine_request),
         }
         return JSONResponse(document, headers={} if stored else {"X-Turn-Kept": "no"})
 
@@ -170,14 +178,17 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
 
 
 async def _stream(
-    engine: Engine, request: engines.Request, news: asyncio.Queue[int], finish: Callable[[], Any]
+    engine: Engine, request: engines.Request, news: asyncio.Queue[int], finish: Callable[[], Any], counted: bool = False
 ) -> AsyncIterator[str]:
     """A turn as server-sent events: text as it is written; from the first call of a tool on, all of it at the end.
 
-    Together the texts are that of a reply which is not streamed. The last chunk of a turn that could not be kept has
-    `turn_kept` false, as a reply has the header `X-Turn-Kept: no`.
+    Together the texts are that of a reply which is not streamed. The chunk with the finish reason of a turn that could
+    not be kept has `turn_kept` false, as a reply has the header `X-Turn-Kept: no`. If `counted`, a chunk without
+    choices follows, with the counts of tokens.
     """
     head, shown = _head(request, "chat.completion.chunk"), 0
+    if counted:
+        head["usage"] = None
 
     def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> str:
         head["model"] = f"live-{request.version}"
@@ -188,7 +199,7 @@ async def _stream(
         yield chunk({"role": "assistant", "content": ""})
         while not request.over:
             await news.get()
-            text = visible(engines.texts_of(engine.model, request.tokens[:])).strip()
+            text = visible(engines.texts_of(engine.model, request.tokens[:]), request.stop).strip()
             if len(text) > shown:
                 yield chunk({"content": text[shown:]})
                 shown = len(text)
@@ -196,22 +207,40 @@ async def _stream(
             yield f"data: {json.dumps({'error': {'message': request.error, 'type': 'server_error'}})}\n\n"
             return
         stored = await finish()
-        message = protocol.reply(engine.model.decode(request.tokens))
+        message = protocol.reply(_written(engine, request))
         if rest := (message["content"] or "")[shown:]:
             yield chunk({"content": rest})
         if calls := message.get("tool_calls"):
             yield chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
         yield chunk({}, _reason(request, message), **({} if stored else {"turn_kept": False}))
+        if counted:
+            yield f"data: {json.dumps({**head, 'choices': [], 'usage': _usage(request)})}\n\n"
         yield "data: [DONE]\n\n"
     finally:
         request.canceled = True  # if the client hung up; nothing otherwise
 
 
-def visible(text: str) -> str:
-    """The beginning of a turn that can be no part of a call."""
-    text = text.partition(tool.CALL)[0]
-    held = max((length for length in range(1, len(tool.CALL)) if text.endswith(tool.CALL[:length])), default=0)
+def visible(text: str, stop: Sequence[str] = ()) -> str:
+    """The beginning of a turn that can be no part of a call, and of no text in `stop`."""
+    ends = (tool.CALL, *stop)
+    text = before(text, ends)
+    held = max((length for end in ends for length in range(1, len(end)) if text.endswith(end[:length])), default=0)
     return text[: len(text) - held]
+
+
+def before(text: str, stop: Sequence[str]) -> str:
+    """The text before the first of `stop` in it: what a reply shows, also of a token that holds more."""
+    return min((text.partition(one)[0] for one in stop), key=len, default=text)
+
+
+def _written(engine: Engine, request: engines.Request) -> str:
+    """The text of a finished turn."""
+    return before(engine.model.decode(request.tokens), request.stop)
+
+
+def _usage(request: engines.Request) -> dict[str, int]:
+    counts = len(request.prompt), len(request.tokens)
+    return {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
 
 
 def follow(store: Store, engine: Engine, load: Callable[[str], LanguageModel], pause: float = 0.5) -> None:
@@ -248,8 +277,16 @@ def _request(
     model: LanguageModel, given: dict[str, Any], temperature: float
 ) -> tuple[engines.Request, list[dict[str, str]]]:
     """The engine's request and the messages that the model reads."""
-    if given.get("n", 1) != 1:
+    if given.get("n") not in (None, 1):
         raise UserError("n must be 1: send one request for each reply.")
+    if given.get("logprobs") or given.get("top_logprobs"):
+        raise UserError("Replies have no log-probabilities: leave logprobs and top_logprobs out.")
+    if given.get("response_format") not in (None, {"type": "text"}):
+        raise UserError('response_format must be {"type": "text"}: ask for another form in a message.')
+    if given.get("tool_choice") not in (None, "auto", "none"):
+        raise UserError(f"tool_choice must be auto or none, not {given['tool_choice']!r}: no call can be forced.")
+    if not isinstance(given.get("stream_options") or {}, dict):
+        raise UserError('stream_options must be an object such as {"include_usage": true}.')
     tools = given.get("tools") or []
     if not isinstance(tools, list):
         raise UserError("tools must be a list.")
@@ -260,19 +297,34 @@ def _request(
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
         raise UserError("stop must be a text or a list of texts.")
-    most = given.get("max_completion_tokens") or given.get("max_tokens") or MAX_TOKENS
-    heat = given.get("temperature")
-    seed = given.get("seed")
+
+    def value(*names: str, default: Any) -> Any:
+        """The first that is given and not null: 0 is a value."""
+        return next((given[name] for name in names if given.get(name) is not None), default)
+
     request = engines.Request(
-        model.encode(messages), int(most), temperature if heat is None else float(heat),
-        float(given.get("top_p") or 1.0), tuple(stop), uuid.uuid4().int % 2**31 if seed is None else int(seed) % 2**31,
+        model.encode(messages), int(value("max_completion_tokens", "max_tokens", default=MAX_TOKENS)),
+        float(value("temperature", default=temperature)), float(value("top_p", default=1.0)), tuple(stop),
+        int(value("seed", default=uuid.uuid4().int)) % 2**31,
     )  # fmt: skip
     return request, messages
 
 
 def _trains(http: Request, request: engines.Request) -> bool:
     """Whether a turn can be trained on: one truncated by top-p or chosen greedily has no probability to correct by."""
-    return http.headers.get("x-turn-type", "main") == "main" and request.temperature > 0 and request.top_p == 1
+    return _main(http) and request.temperature > 0 and request.top_p == 1
+
+
+def _main(http: Request) -> bool:
+    return http.headers.get("x-turn-type", "main") == "main"
+
+
+def _utf8(header: str) -> str:
+    """A header, which arrives as Latin-1, as the UTF-8 that it is where it can be read so: as in a path."""
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        return header
 
 
 def _head(request: engines.Request, kind: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS turns (
 );
 CREATE INDEX IF NOT EXISTS by_state ON turns (state, id);
 CREATE INDEX IF NOT EXISTS by_session ON turns (session, state, id);
+CREATE INDEX IF NOT EXISTS by_score ON turns (session, score);
 CREATE TABLE IF NOT EXISTS requests (
     id INTEGER PRIMARY KEY, session TEXT NOT NULL, previous TEXT, next TEXT, done INTEGER NOT NULL,
     created REAL NOT NULL
@@ -234,6 +235,17 @@ class Store:
                 self._event("kept", f"version {number} is kept and not served: {why}")
         return parent == active
 
+    def one_sided(self, least: int = 6) -> list[str]:
+        """Sessions that always praise or always blame, in at least `least` scored turns: their scores have no contrast.
+
+        Forgotten turns belong to none.
+        """
+        rows = self._base.execute(
+            "SELECT session FROM turns WHERE score IS NOT NULL AND session != '' GROUP BY session "
+            "HAVING count(*) >= ? AND min(score) = max(score) AND min(score) != 0", (least,),
+        )  # fmt: skip
+        return [row["session"] for row in rows]
+
     def reject(self, turns: Sequence[int], why: str) -> None:
         """Leave turns out for good, with an event that gives the reason."""
         with self.transaction():
@@ -249,6 +261,18 @@ class Store:
         with self.transaction():
             self._set("active", number)
             self._event("activated", f"version {number}")
+
+    def withdraw(self, number: int, back: int, check: dict[str, Any], why: str) -> None:
+        """Activate version `back` instead of `number` and pause training, with an event, and keep `check`, all at once.
+
+        Where `number` is not active by now, as after a rollback, only `check` is kept.
+        """
+        with self.transaction():
+            self._set("check", check)
+            if self._active() == number:
+                self._set("active", back)
+                self._set("paused", True)
+                self._event("gate", why)
 
     # Look.
 

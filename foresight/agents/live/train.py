@@ -29,9 +29,10 @@ Check = Callable[[LanguageModel], float]
 class Trainer:
     """The weights and the optimizer of a live run.
 
-    `check(policy)` is a held-out measure, taken every `check_every` versions: where it is more than `tolerance` below
-    its first value, the last version that passed becomes active again and training pauses. `questions` are examples of
-    a text task whose answers by the first version are rehearsed, `batch` of them in each update (`Config.rehearsal`).
+    `check(policy)` is a held-out measure, taken once of every `check_every`-th version, by the next trainer if one is
+    killed before. Where it is more than `tolerance` below its first value, the last version that passed becomes active
+    again and training pauses. `questions` are examples of a text task whose answers by the first version are rehearsed,
+    `batch` of them in each update (`Config.rehearsal`).
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Trainer:
         self._load()
         self.rehearsed = learn.answers(self.reference, questions) if questions and config.rehearsal else []
         if check is not None and store.get("check") is None:
-            store.set("check", {"first": check(self.policy), "passed": self.version})
+            store.set("check", {"first": check(self.policy), "passed": self.version, "checked": self.version})
 
     def _load(self) -> None:
         """The active version. The moments of the optimizer begin again.
@@ -88,12 +89,14 @@ class Trainer:
             return None
         if self.store.active() != self.version:
             self._load()  # rolled back
+        if not self._gate():  # of a version whose trainer was killed before it was checked
+            return None
         turns = self.store.window(self.config.batch, self.config.staleness)
         if len(turns) < self.config.batch:
             return None
         metrics = learn.update(self.policy, self.reference, self.optimizer, turns, self.config, self._few())
         metrics["staleness"] = sum(self.store.apart(turn.version, self.version) for turn in turns) / len(turns)
-        suspects = learn.one_sided([t for t in self.store.turns() if t.score is not None])
+        suspects = self.store.one_sided()
         ids = [turn.id for turn in turns]
         if not metrics["turns"]:
             self.store.reject(ids, f"{len(ids)} turns have no signal in the mode {self.config.mode}")
@@ -140,20 +143,24 @@ class Trainer:
             self._load()  # rolled back in the meantime
         return active
 
-    def _gate(self) -> None:
+    def _gate(self) -> bool:
+        """Check the present version if that is due and was not done; returns whether training may continue."""
         if self.check is None or self.version % self.check_every:
-            return
+            return True
         state: dict[str, Any] = self.store.get("check")
+        if self.version <= state.get("checked", state["passed"]):  # numbers only grow; or the owner went back to it
+            return True
         value = self.check(self.policy)
+        state = {**state, "checked": self.version}
         if value >= state["first"] - self.tolerance:
             self.store.set("check", {**state, "passed": self.version, "last": value})
-            return
-        self.store.set("paused", True)
-        self.store.activate(state["passed"])
-        self.store.event(
-            "gate", f"the held-out check fell from {state['first']:.3f} to {value:.3f} at version {self.version}: "
-            f"back to version {state['passed']}, and training is paused",
-        )  # fmt: skip
+            return True
+        why = (
+            f"the held-out check fell from {state['first']:.3f} to {value:.3f} at version {self.version}: "
+            f"back to version {state['passed']}, and training is paused"
+        )
+        self.store.withdraw(self.version, state["passed"], state, why)
+        return False
 
 
 def begin(store: Store, model: str) -> None:

@@ -125,7 +125,14 @@ def answer(text: str) -> str:
 
 def write(name: str, /, **arguments: Any) -> str:
     """A call as a completion writes it."""
-    return f"{CALL}{json.dumps({'name': name, 'arguments': arguments})}{END}"
+    return block(json.dumps({"name": name, "arguments": arguments}))
+
+
+def block(body: str) -> str:
+    """The JSON of a call between marks. Marks inside it begin with an escape, so that no argument ends the block."""
+    for mark in MARKS:
+        body = body.replace(mark, f"\\u003c{mark[1:]}")
+    return f"{CALL}{body}{END}"
 
 
 def malformed(tools: Sequence[Tool], call: Call) -> str:
@@ -266,7 +273,8 @@ def _no_schema(schema: Any) -> str:
 def _read(body: str) -> Call:
     try:
         found = json.loads(body)
-        found = json.loads(encodable(json.dumps(found, ensure_ascii=False)))  # its escapes may name half a pair
+        # Its escapes may name half a pair. NaN and infinity, which JSON does not have, raise ValueError.
+        found = json.loads(encodable(json.dumps(found, ensure_ascii=False, allow_nan=False)))
     except (ValueError, RecursionError):
         named = _NAMED.search(body)
         problem = f"the call is not JSON: {shown(body.strip())[:80]}. Write {write('NAME', ARGUMENT='VALUE')}"

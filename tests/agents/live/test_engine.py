@@ -86,7 +86,7 @@ def test_a_client_that_hangs_up_frees_its_slot() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"max_new_tokens": 0}, "does not fit"), ({"max_new_tokens": 64}, "does not fit"),
+    [({"max_new_tokens": 0}, "must be at least 1, not 0"), ({"max_new_tokens": 64}, "does not fit"),
      ({"max_new_tokens": 3, "temperature": -1.0}, "temperature"), ({"max_new_tokens": 3, "top_p": 0.0}, "top_p")],
 )  # fmt: skip
 def test_what_cannot_be_written_is_refused(settings: dict[str, Any], words: str) -> None:

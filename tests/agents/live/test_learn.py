@@ -171,8 +171,6 @@ def test_a_poisoned_user_moves_no_weight_beyond_the_bound() -> None:
     assert metrics["rejected"] == 1 and metrics["kl"] > 0.05
     assert not optimizer.state  # nor does the next step move by this one's moments
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
-    assert learn.one_sided(turns) == ["s"]
-    assert learn.one_sided([*turns, dataclasses.replace(turns[0], score=-1.0)]) == []
 
 
 def test_settings_out_of_range_get_a_sentence() -> None:

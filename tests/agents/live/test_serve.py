@@ -73,6 +73,12 @@ class Served:
         with contextlib.closing(client), client.getresponse() as answer:
             return answer.status, json.loads(answer.read())
 
+    def post(self, path: str, body: bytes = b"", headers: Any = None) -> tuple[int, Any]:
+        client = http.client.HTTPConnection("127.0.0.1", self.port)
+        client.request("POST", path, body, headers or {})
+        with contextlib.closing(client), client.getresponse() as answer:
+            return answer.status, json.loads(answer.read())
+
     def close(self) -> None:
         self.client.close()
         self.server.should_exit = True
@@ -121,6 +127,36 @@ def test_what_may_become_a_call_is_not_shown_yet(text: str, shown: str) -> None:
     assert serve.visible(text) == shown
 
 
+@pytest.mark.parametrize(("text", "shown", "whole"), [
+    ("a EN", "a ", "a EN"), ("a END b", "a ", "a "), ("a b", "a ", "a b"), ("a be", "a be", "a be"),
+    ("a bc END", "a ", "a "), ("END", "", ""), (f"a E{tool.CALL}x END", "a ", f"a E{tool.CALL}x "),
+])  # fmt: skip
+def test_a_reply_ends_before_its_first_stop_text(text: str, shown: str, whole: str) -> None:
+    assert serve.visible(text, ("END", "bc")) == shown and serve.before(text, ("END", "bc")) == whole
+
+
+@sabotaged_by("foresight.agents.live.serve.before", lambda real: lambda text, stop: text)
+def test_a_stop_text_is_not_in_the_reply_and_its_turn_is_answered(live: Served) -> None:
+    def ask(stream: bool, **settings: Any) -> tuple[str, str]:
+        found = live.ask("hi", max_tokens=12, stream=stream, **settings)
+        message, reason = joined(found) if stream else (found.choices[0].message.model_dump(), "")
+        return message["content"] or "", reason or found.choices[0].finish_reason
+
+    texts = ((seed, ask(False, seed=seed)[0]) for seed in range(50))
+    seed, text = next((seed, text) for seed, text in texts if len(text) > 6 and " " not in text)
+    for stop in (text[3:5], [text[3:5], "W+W"]):
+        wanted = text.partition(text[3:5])[0]
+        for stream in (False, True):
+            assert ask(stream, seed=seed, stop=stop, session="a") == (wanted, "stop")
+        live.ask("hi", wanted, "thanks", session="a")
+        live.store.collect(60)
+        first, second, _ = live.store.turns()
+        assert [first.state, second.state] == ["served", "answered"] and second.reply == wanted
+        assert live.engine.model.decode(second.tokens) == wanted + text[3:5]  # what was sampled is what is trained on
+        assert len(second.logprob) == len(second.tokens)
+        live.store.forget("a")
+
+
 def writes(live: Served, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Let the model write `text`, in six tokens, whatever it reads."""
     model, logits, part = live.engine.model, live.engine.model.logits, -(-len(text) // 6)
@@ -140,7 +176,7 @@ def joined(chunks: Any) -> tuple[dict[str, Any], str]:
     return {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}, reason
 
 
-@sabotaged_by("foresight.agents.live.serve.visible", lambda real: lambda text: text)
+@sabotaged_by("foresight.agents.live.serve.visible", lambda real: lambda text, stop=(): text)
 @sabotaged_by("foresight.agents.live.store.Store.request", lambda real: lambda self, *given: None)
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_are_answered_by_what_their_tools_return(
@@ -204,6 +240,35 @@ def test_only_turns_that_can_be_trained_on_are_kept(live: Served) -> None:
     assert [turn.session for turn in live.store.turns()] == ["b"]  # opted out for good, and forgotten
 
 
+def test_a_side_request_is_not_what_followed_a_turn(live: Served) -> None:
+    reply = live.ask("hi", session="a").choices[0].message.content
+    live.ask("hi", reply, "a title", session="a", headers={"X-Turn-Type": "side"})
+    live.store.collect(60)
+    assert [turn.state for turn in live.store.turns()] == ["served"]
+    live.ask("hi", reply, "thanks", session="a")
+    live.store.collect(60)
+    first, _ = live.store.turns()
+    assert first.next == {"role": "user", "content": "thanks"}
+    live.ask("bye", session="a", headers={"X-Turn-Type": "side", "X-Session-Done": "1"})
+    live.store.collect(60)
+    assert [turn.state for turn in live.store.turns()] == ["answered", "ended"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "path"),
+    [
+        (b"user/42", "user%2F42"), (b"user/42", "user/42"), ("Zo\u00eb".encode(), "Zo%C3%AB"), (b"Zo\xeb", "Zo%C3%AB"),
+        (b"a/forget", "a/forget"), (b"50%", "50%25"),
+    ],
+)  # fmt: skip
+def test_a_session_of_any_name_is_forgotten(live: Served, sent: bytes, path: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}).encode()
+    assert live.post("/v1/chat/completions", body, {"X-Session-Id": sent})[0] == 200
+    assert len(live.store.turns()) == 1
+    assert live.post(f"/v1/sessions/{path}/forget") == (200, {"forgotten": 1}) and live.store.turns() == []
+    assert live.post("/v1/sessions//forget")[0] == 404
+
+
 @sabotaged_by("foresight.agents.live.serve._add", lambda real: lambda store, turn: store.add(turn))
 def test_a_turn_whose_session_opts_out_while_it_is_written_is_not_kept(
     live: Served, monkeypatch: pytest.MonkeyPatch
@@ -227,12 +292,46 @@ def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
         ({"temperature": -1}, "temperature"),
         ({"tools": [{"type": "function", "function": {"name": "a b", "parameters": {}}}]}, "no name of a tool"),
         ({"stop": [""]}, "stop must be"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"max_completion_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"top_p": 0}, r"top_p in \(0, 1\], not 1.0 and 0.0"),
+        ({"n": 0}, "n must be 1"),
+        ({"logprobs": True}, "leave logprobs and top_logprobs out"),
+        ({"top_logprobs": 2}, "leave logprobs and top_logprobs out"),
+        ({"response_format": {"type": "json_object"}}, "response_format must be"),
+        (
+            {"tool_choice": "required", "tools": [protocol_tool("f")]},
+            "tool_choice must be auto or none, not 'required'",
+        ),
+        ({"stream_options": 3, "stream": True}, "stream_options must be"),
     ):
         with pytest.raises(openai.BadRequestError, match=words):
             live.ask("hi", **settings)
     with pytest.raises(openai.BadRequestError, match="role of message 0"):
         live.client.chat.completions.create(model="live", messages=[{"role": "king", "content": "x"}])
     assert [one.id for one in live.client.models.list()] == ["live"]
+
+
+def test_nulls_and_what_changes_nothing_are_accepted(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, real = list[engines.Request](), live.engine.submit
+    monkeypatch.setattr(live.engine, "submit", lambda request: (asked.append(request), real(request)))
+    null = dict.fromkeys(("n", "top_p", "temperature", "seed", "stop", "tools", "tool_choice", "response_format"))
+    null |= dict.fromkeys(("max_completion_tokens", "logprobs", "top_logprobs", "stream_options", "stream"))
+    same = {"n": 1, "logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}, "tool_choice": "auto"}
+    for settings in (null, same):
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **settings}
+        status, document = live.post("/v1/chat/completions", json.dumps(body).encode())
+        assert status == 200, document
+        one = asked.pop()
+        assert (one.max_new_tokens, one.temperature, one.top_p, one.stop) == (3, 1.0, 1.0, ())
+
+
+def test_a_stream_counts_its_tokens_where_it_is_asked_to(live: Served) -> None:
+    whole = live.ask("hi", seed=3)
+    *chunks, last = live.ask("hi", seed=3, stream=True, stream_options={"include_usage": True})
+    assert last.choices == [] and last.usage == whole.usage and all(chunk.usage is None for chunk in chunks)
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert all(chunk.choices for chunk in live.ask("hi", stream=True, stream_options={"include_usage": False}))
 
 
 @pytest.mark.parametrize(
@@ -309,6 +408,17 @@ def test_this_machine_is_answered_by_any_of_its_names(live: Served) -> None:
     for host in ("::1", "evil.example:8000", "localhost:8000.evil.example", ""):
         status, document = live.get("/v1/models", Host=host)
         assert status == 403 and document["error"]["message"] == "This server answers to localhost only."
+
+
+def test_a_page_from_elsewhere_is_refused(live: Served) -> None:
+    live.ask("hi", session="a")
+    here = f"127.0.0.1:{live.port}"
+    for origin in ("http://evil.example", "null", "http://127.0.0.1", f"http://{here}.evil.example"):
+        status, document = live.post("/v1/sessions/a/forget", headers={"Origin": origin})
+        assert status == 403 and document["error"]["message"] == "Requests from pages of other origins are refused."
+    assert len(live.store.turns()) == 1
+    assert live.post("/v1/sessions/a/forget", headers={"Origin": f"http://{here}"}) == (200, {"forgotten": 1})
+    assert live.post("/v1/sessions/a/forget") == (200, {"forgotten": 0})
 
 
 def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> None:

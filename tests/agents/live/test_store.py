@@ -202,6 +202,30 @@ def test_a_session_is_forgotten(store: Store) -> None:
     assert "secret" not in repr(store.turns()) and len(store.turns()) == 2 and store.counts()["trained"] == 1
 
 
+def test_sessions_of_one_score_are_found(store: Store) -> None:
+    def scored(session: str, *scores: float) -> None:
+        for number, value in enumerate(scores):
+            one = store.add(turn(session, f"{session} {number}"))
+            store.request(session, conversation("hello", f"{session} {number}", "next"))
+            store.collect(60)
+            store.scored(one, value, "a hint")
+
+    scored("flatterer", *[1.0] * 6)
+    scored("critic", *[-1.0] * 7)
+    scored("short", *[1.0] * 5)
+    scored("both", *[1.0] * 5, -1.0)
+    scored("nothing", *[0.0] * 6)
+    scored("unread", *[math.nan] * 6)
+    assert sorted(store.one_sided()) == ["critic", "flatterer"] and store.one_sided(7) == ["critic"]
+    scored("flatterer", -1.0)
+    assert store.one_sided() == ["critic"]
+    ids = [one.id for one in store.turns("scored") if one.session == "critic"]
+    store.publish(1, "1", {}, ids)
+    assert store.one_sided() == ["critic"]
+    store.forget("critic")
+    assert store.one_sided() == [] and store.counts()["trained"] == 7
+
+
 def test_versions_are_rolled_back_to(store: Store) -> None:
     store.publish(1, "f", {"kl": 0.1}, [])
     store.activate(0)

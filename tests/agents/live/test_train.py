@@ -201,7 +201,88 @@ def test_a_held_out_check_that_falls_rolls_back_and_pauses(tmp_path: Path, model
     assert trainer.step() is None
 
 
-@sabotaged_by("foresight.agents.live.learn.one_sided", lambda real: lambda turns: [])
+def checked(tmp_path: Path, model: str, value: Any) -> tuple[Store, Config, train.Trainer]:
+    """A run whose check is 0.8 at first, and then what `value()` returns."""
+    store, config = begun(tmp_path, model)
+    calls = iter([lambda: 0.8])
+    trainer = train.Trainer(store, config, check=lambda policy: next(calls, value)(), check_every=1)
+    feed(store, trainer)
+    return store, config, trainer
+
+
+def test_a_trainer_killed_while_it_checks_is_followed_by_one_that_checks(tmp_path: Path, model: str) -> None:
+    store, config, trainer = checked(tmp_path, model, _killed)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step()
+    assert store.active() == 1
+    again = train.Trainer(Store(tmp_path / "live"), config, check=lambda policy: 0.3, check_every=1)
+    assert again.step() is None and store.active() == 0 and store.get("paused")
+    store.set("paused", False)
+    store.activate(1)  # the owner's decision is not measured again
+    assert again.step() is None and store.active() == 1 and not store.get("paused")
+
+
+@sabotaged_by("foresight.agents.live.store.Store.withdraw", lambda real: _one_by_one)
+def test_a_trainer_killed_while_it_rolls_back_leaves_no_half(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config, trainer = checked(tmp_path, model, lambda: 0.3)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "_event", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.step()
+    assert store.active() == 1 and not store.get("paused")
+    train.Trainer(store, config, check=lambda policy: 0.3, check_every=1).step()
+    assert store.active() == 0 and store.get("paused") and "from 0.800 to 0.300" in store.events()[-1][1]
+
+
+def test_a_rollback_during_a_check_is_kept(tmp_path: Path, model: str) -> None:
+    store, _, trainer = checked(tmp_path, model, lambda: 0.8)
+    trainer.step()
+    feed(store, trainer)
+    trainer.check = lambda policy: (store.activate(0), 0.3)[1]
+    trainer.step()
+    assert store.active() == 0 and not store.get("paused") and store.get("check")["passed"] == 1
+
+
+def _killed(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def _one_by_one(self: Store, number: int, back: int, check: dict[str, Any], why: str) -> None:
+    self.set("check", check)
+    self.set("paused", True)
+    self.event("gate", why)
+    self.activate(back)
+
+
+def test_an_update_reads_no_turn_but_those_of_its_window(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config = begun(tmp_path, model)
+    trainer, real = train.Trainer(store, config), Store.turns
+    feed(store, trainer)
+
+    def turns(self: Store, state: str | None = None, most: int = -1) -> Any:
+        assert state is not None and most > 0, "all turns that were ever kept are read"
+        return real(self, state, most)
+
+    monkeypatch.setattr(Store, "turns", turns)
+    assert trainer.step() is not None and store.active() == 1
+
+
+def test_forgotten_sessions_are_no_session_of_one_score(tmp_path: Path, model: str) -> None:
+    store, config = begun(tmp_path, model)
+    trainer = train.Trainer(store, config)
+    for session in ("a", "b"):
+        feed(store, trainer, session=session)
+        trainer.step()
+        store.forget(session)
+    feed(store, trainer, session="c")
+    assert trainer.step() is not None and store.counts()["trained"] == 9 and store.events() == []
+
+
+@sabotaged_by("foresight.agents.live.store.Store.one_sided", lambda real: lambda self, least=6: [])
 def test_a_user_of_one_score_is_named_and_one_beyond_the_bound_is_refused(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     trainer = train.Trainer(store, config)
