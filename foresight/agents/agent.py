@@ -123,7 +123,7 @@ def toolbox(names: Sequence[str]) -> list[Tool]:
 
 def documents(place: str) -> list[Tool]:
     """The tools `search` and `read` over the text files in a folder. Raises UserError if there are none."""
-    folder = Path(place)
+    folder = Path(place).expanduser()
     texts = (f for f in folder.rglob("*") if f.suffix in SUFFIXES and f.is_file())
     files = sorted(f for f in texts if f.stat().st_size <= LARGEST_FILE)
     if not files:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from foresight.errors import UserError, unknown
 
 OF_A_TASK = ("reward", "rewards", "reward_function", "reward_funcs", "held_out")  # looked for among the fields
+TEXTS = ("--prompt", "--text", "--instruction")  # options that are no paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,26 @@ def explicit(args: Sequence[str], valid: Iterable[str], switches: Iterable[str])
             raise UserError(f"--{word.replace('_', '-')} is given twice.")
         given.add(name)
     return given
+
+
+def check_once(args: Sequence[str]) -> None:
+    """Raise `UserError` for an option that `args` give twice: only the last one would have an effect."""
+    given = set()
+    for token in itertools.takewhile(lambda token: token != "--", args):
+        name = token.partition("=")[0].replace("_", "-")
+        if name.startswith("--") and name in given:
+            raise UserError(f"{name} is given twice: write it once, with all its values.")
+        given.add(name)
+
+
+def expanded(args: Sequence[str]) -> list[str]:
+    """`args` with the home folder in options such as `--out=~/x`, where a shell leaves the `~`."""
+    found = []
+    for token in args:
+        name, equals, value = token.partition("=")
+        path = equals and name.startswith("--") and value.startswith("~") and name not in TEXTS
+        found.append(f"{name}={os.path.expanduser(value)}" if path else token)
+    return found
 
 
 def value(args: Sequence[str], name: str) -> str | None:

@@ -71,7 +71,7 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     for run, errors in found.items():
         rows = [(str(k), *(f"{errors[name][k]:.4g}" for name in errors)) for k in range(depth + 1)]
         console.print(f"{run}", markup=False)
-        console.print(screen.table(("steps", *errors), rows))
+        screen.table(console, ("steps", *errors), rows)
     console.print(f"\nPlot written to {Path(out)}", markup=False)
     return 0
 

@@ -93,7 +93,7 @@ def think(
         )
         for row in document["rows"]
     ]  # fmt: skip
-    screen.stdout().print(screen.table(columns, cells))
+    screen.table(screen.stdout(), columns, cells)
     screen.stdout().print(f"\n{folder}", markup=False, style="dim")
     return 0
 
@@ -144,7 +144,7 @@ def faithfulness(
     if json:
         screen.emit(document)
         return 0
-    screen.stdout().print(screen.table(("test", "value", "95% interval"), faith.cells(document)))
+    screen.table(screen.stdout(), ("test", "value", "95% interval"), faith.cells(document))
     screen.stdout().print(f"\n{target / 'faithfulness.json'}", markup=False, style="dim")
     return 0
 
