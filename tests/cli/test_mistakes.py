@@ -46,6 +46,8 @@ from foresight.runtime.monitoring import health
         (["data", "episodes", "--env", "TwoRoutes-v0", "--explore", "--out", "x"], "--explore is for runs"),
         (["data", "episodes", "--env", "TwoRoutes-v0", "--random", "5", "--out", "x"], "--random is for runs"),
         (["doctor", "--jsn"], "--json"),
+        (["plot", "no", "--model", "3", "--out", "x.jpg"], "must end in one of .png, .svg, .pdf, .mp4, .gif"),
+        (["attention", "no", "--text", "2", "--out", "a.html", "push.py/b.html"], "push.py is not a folder."),
         (["agent", "no", "hi", "--tools", "calculator", "--tools", "python"], "--tools is given twice: write it once"),
         (["data", "episodes", "no", "--out", "x", "--env-options", "a=1", "--env_options=b=2"], "is given twice"),
         (["eval", "no", "--seed", "1", "--seed=2"], "--seed is given twice"),
