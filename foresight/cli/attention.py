@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from foresight.cli import outputs, screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def attention(
     if text is not None and images:
         raise UserError("--text is for language models and --images for runs that see images: leave one out.")
     for file in out:
-        outputs.check_file(file, suffixes=draw.SUFFIXES)
+        fields.check_file(file, suffixes=draw.SUFFIXES)
     maps = _read(source, text, steps, seed, images, checkpoint)
     chosen = maps.row(maps.output, query)  # raises, before anything is computed
     likeliest = maps.likeliest(chosen) if maps.probabilities else None

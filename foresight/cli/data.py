@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from foresight.cli import fields, outputs, screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 from foresight.runtime import legacy
 
@@ -106,7 +106,7 @@ def data(
     if "fps" in named and not lerobot:
         raise UserError("--fps is for --format lerobot, and Minari's has none: leave it out.")
     if kind == "episodes":
-        outputs.check_folder(out)
+        fields.check_folder(out)
     if kind == "episodes" and env is not None:
         return _demonstrations(env, fields.options(env_options), out, episodes, seed, fps if lerobot else None)
     if kind == "episodes":
@@ -131,7 +131,7 @@ def data(
     draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what remains after a failure
     if draft.exists() and draft.stat().st_size:
         raise UserError(f"{draft} is from a command that did not end: rename it to keep what it holds, or remove it.")
-    outputs.check_file(path)
+    fields.check_file(path)
     for option, value in (("prompts", prompts), ("group", group), ("most", most), ("max-new-tokens", max_new_tokens)):
         if value is not None and value < 1:
             raise UserError(f"--{option} must be at least 1, not {value}.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from foresight.cli import outputs, screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 
@@ -45,7 +45,7 @@ def plan(
     if out is not None:
         if validate is not None:
             raise UserError(f"--validate {validate} reads a plan and finds none: leave --out {out} out.")
-        outputs.check_file(out)
+        fields.check_file(out)
     found = make.problem(problem)
     console = screen.stdout()
     if validate is not None:
@@ -132,7 +132,7 @@ def genplan(
         raise UserError(f"--tasks must be at least 1, --rounds at least 0, --seconds above 0, not {tasks}, {rounds}, "
                         f"{seconds:g}.")  # fmt: skip
     if out is not None:
-        outputs.check_folder(out)
+        fields.check_folder(out)
     prompts, training, evaluation, renamed = generalized.problems(domain, tasks, names, seed)
     if model == "written" and completer is None:
         program = renamed(programs.written(domain))
@@ -170,7 +170,9 @@ def _chat(model: str, completer: str | None, max_new_tokens: int, temperature: f
     from foresight.nets.language import pretrained
     from foresight.runtime import machine
 
-    return chat.local(pretrained.load(model, machine.pick_device(device)), max_new_tokens, temperature, seed)
+    policy = pretrained.load(model, machine.pick_device(device))
+    advice = "lower --rounds or --max-new-tokens, or give --no-thoughts"
+    return chat.local(policy, max_new_tokens, temperature, seed, advice)
 
 
 def _keep(folder: Path, messages: list[dict[str, str]], program: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from foresight.cli import fields, outputs, screen
+from foresight.cli import fields, screen
 from foresight.cli.train import measured
 from foresight.errors import UserError
 from foresight.runtime import kinds
@@ -58,7 +58,7 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     from foresight.runtime.evaluation import model_error, record
     from foresight.runtime.results import plot as plots
 
-    outputs.check_file(out, suffixes=(*plots.FORMATS, *record.SUFFIXES))
+    fields.check_file(out, suffixes=(*plots.FORMATS, *record.SUFFIXES))
     if Path(out).suffix.lower() in record.SUFFIXES:
         found = model_error.film(runs, depth, out)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foresight.cli import fields, outputs, screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 FPS = 20.0
@@ -56,7 +56,7 @@ def stack(
     from foresight.runtime.evaluation import record
 
     if video is not None:
-        outputs.check_file(video, "--video", record.SUFFIXES)
+        fields.check_file(video, "--video", record.SUFFIXES)
     errands = [Errand(seed + i, split, failures) for i in range(episodes)]
     named = {"cognition": cognition, "semantic": semantic, "control": control}
     layers = {kind: stacks.layer(kind, name, device) for kind, name in named.items()}

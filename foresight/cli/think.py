@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from foresight.cli import fields, outputs, screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 
@@ -64,7 +64,7 @@ def think(
     if not methods:
         raise UserError("No method given. Name one: foresight think self_consistency --task countdown")
     folder = Path(out or f"runs/think/{Path(task).stem.replace(':', '-')}-{'-'.join(methods)}")
-    outputs.check_folder(folder)
+    fields.check_folder(folder)
     env = make(task, "text", **_task(model, task, env_options)[1])
     where = machine.pick_device(device)
     policy: Any = _sorter() if task == "sorting" else thinking.model(model, where, completer, screen.note)
@@ -131,7 +131,7 @@ def faithfulness(
     task, given = _task(run, task, env_options)
     env, folder = make(task, "text", **given), Path(run)
     target = Path(out or (run if folder.is_dir() else "runs/faithfulness"))
-    outputs.check_folder(target)
+    fields.check_folder(target)
     policy = thinking.model(run, machine.pick_device(device))
     document = faith.report(policy, env, questions, samples, max_new_tokens, temperature, seed)
     if json:

@@ -91,6 +91,7 @@ def test_a_trace_that_cannot_be_written_costs_no_answer(
         (["--tools", "hammer"], "Unknown tool 'hammer'"),
         (["--documents", "no.txt"], "Cannot read no.txt"),
         (["--turns", "0"], "--turns"),
+        (["--tool-seconds", "-1"], "--tool-seconds must be above 0, not -1"),
         ([], "chat template"),
     ],
 )

@@ -16,8 +16,17 @@ from foresight.planning.generation.server import Server
 Chat = Callable[[Sequence[dict[str, str]]], str]
 
 
-def local(policy: LanguageModel, max_new_tokens: int, temperature: float = 0.0, seed: int = 0) -> Chat:
-    """A local model. Raises UserError if it has no chat template, or the conversation does not fit its context."""
+def local(
+    policy: LanguageModel,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    advice: str = "lower --max-new-tokens",
+) -> Chat:
+    """A local model. Raises UserError if it has no chat template, or the conversation does not fit its context.
+
+    `advice`: what to do about a conversation that is too long, with the options of the command.
+    """
     if policy.tokenizer.chat_template is None:
         raise UserError("The model has no chat template, so it cannot hold a dialogue: choose one that has.")
     generator = torch.Generator().manual_seed(seed)
@@ -28,7 +37,7 @@ def local(policy: LanguageModel, max_new_tokens: int, temperature: float = 0.0, 
         if length + max_new_tokens > policy.context:
             raise UserError(
                 f"The dialogue has {length} tokens; with --max-new-tokens {max_new_tokens} it does not fit the model's "
-                f"context of {policy.context}: lower --rounds or --max-new-tokens, or leave --thoughts out."
+                f"context of {policy.context}: {advice}."
             )
         return texts(policy, complete(policy, [example], 1, max_new_tokens, temperature, generator))[0]
 
