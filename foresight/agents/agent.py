@@ -134,7 +134,7 @@ def toolbox(names: Sequence[str]) -> list[Tool]:
 
 def documents(place: str) -> list[Tool]:
     """The tools `search` and `read` over the text files in a folder that can be read. Raises UserError without any."""
-    folder = Path(place)
+    folder = Path(place).expanduser()
     names, texts = list[str](), list[str]()
     for file in sorted(one for one in folder.rglob("*") if one.suffix in SUFFIXES):
         with contextlib.suppress(OSError):  # such as a file that another user alone may read

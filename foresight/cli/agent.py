@@ -44,7 +44,8 @@ def agent(
         temperature: sampling temperature; 0 is greedy.
         seed: sampling seed.
         device: auto, cpu, cuda, cuda:1 or mps.
-        json: print one JSON document: the messages in OpenAI's form, and the counts of calls.
+        json: print one JSON document: the messages in OpenAI's form, and the counts of calls. It is also printed of a
+            conversation that an error or Ctrl-C ends.
     """
     import contextlib
 
@@ -65,22 +66,31 @@ def agent(
         decide = {"ask": _ask, "all": None, "none": lambda tool, arguments: False}[approve]
         messages: list[dict[str, Any]] = [{"role": "system", "content": instruction}] if instruction else []
         counts = {"calls": 0, "failed_calls": 0, "answered": 0, "questions": 0}
-        for line in [question] if question is not None else _lines():
-            messages.append({"role": "user", "content": line})
-            counts["questions"] += 1
-            for event in agents.run(turn, allowed, messages, turns, decide, tool_seconds):
-                counts["calls"] += event.kind == "call"
-                counts["failed_calls"] += event.kind == "error"
-                counts["answered"] += event.kind == "answer"
-                if not json:
-                    _show(event)
-                elif event.kind == "limit":
-                    screen.note(event.text)
+        try:
+            for line in [question] if question is not None else _lines():
+                messages.append({"role": "user", "content": line})
+                counts["questions"] += 1
+                for event in agents.run(turn, allowed, messages, turns, decide, tool_seconds):
+                    counts["calls"] += event.kind == "call"
+                    counts["failed_calls"] += event.kind == "error"
+                    counts["answered"] += event.kind == "answer"
+                    if not json:
+                        _show(event)
+                    elif event.kind == "limit":
+                        screen.note(event.text)
+        except (UserError, KeyboardInterrupt):
+            if json and any(one["role"] == "assistant" for one in messages):
+                _emit(model, counts, messages)
+            raise
     if json:
-        from foresight.planning.generation.server import without_user
-
-        screen.emit({"model": without_user(model), **counts, "messages": messages})
+        _emit(model, counts, messages)
     return 0 if counts["answered"] == counts["questions"] else 1
+
+
+def _emit(model: str, counts: dict[str, int], messages: list[dict[str, Any]]) -> None:
+    from foresight.planning.generation.server import without_user
+
+    screen.emit({"model": without_user(model), **counts, "messages": messages})
 
 
 def _turn(model: str, max_new_tokens: int, temperature: float, seed: int, device: str) -> Any:
@@ -95,7 +105,8 @@ def _turn(model: str, max_new_tokens: int, temperature: float, seed: int, device
     from foresight.runtime.reasoning import think as thinking
 
     policy = thinking.model(model, machine.pick_device(device))
-    return agents.local(chat.local(policy, max_new_tokens, temperature, seed))
+    advice = "lower --max-new-tokens or --turns, or ask in another conversation, since all lines are in one"
+    return agents.local(chat.local(policy, max_new_tokens, temperature, seed, advice))
 
 
 def _lines() -> Iterator[str]:

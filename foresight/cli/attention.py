@@ -58,6 +58,8 @@ def attention(
     fields.check_seed(seed)
     if text is not None:
         fields.leave_out(attention, {"steps": steps, "seed": seed}, "is for agents that act, and --text is read")
+    for file in out:
+        fields.check_file(file, suffixes=draw.SUFFIXES)
     maps = _read(source, text, steps, seed, images, checkpoint)
     chosen = maps.row(maps.output, query)  # raises, before anything is computed
     likeliest = maps.likeliest(chosen) if maps.probabilities else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,21 @@ if TYPE_CHECKING:  # this imports torch
     from foresight.envs.text.task import TextTask
 
 EXPERTS = 16  # environments stepped together for demonstrations
+EXPERT, SCRIPTED = "episodes of an expert", "demonstrations of a task with tools"
+_OF_ANSWERS = frozenset({
+    "task", "env_options", "model", "prompts", "group", "most", "max_new_tokens", "temperature", "seed", "device",
+    "completer",
+})  # fmt: skip
+# The options that each kind of data reads; of each, `out` too.
+READ = {
+    "preferences": _OF_ANSWERS,
+    "demonstrations": _OF_ANSWERS | {"least"},
+    "steps": _OF_ANSWERS,
+    "planners": frozenset({"prompts", "env_options"}),
+    "episodes": frozenset({"format", "fps", "episodes", "checkpoint", "explore", "random", "seed", "device"}),
+    EXPERT: frozenset({"env", "env_options", "format", "fps", "episodes", "seed"}),
+    SCRIPTED: frozenset({"task", "env_options", "prompts"}),
+}
 
 
 def data(
@@ -71,12 +87,13 @@ def data(
         seed: sampling seed.
         device: auto, cpu, cuda, cuda:1 or mps.
         completer: URL of a server that samples with its own weights; --model gives the tokenizer.
-        env_options: options of the task, as key=value (reward=rewards.py:score).
+        env_options: options of the task, or with --env of the environment, as key=value (reward=rewards.py:score).
         episodes: number of episodes to record of each run.
         checkpoint: "latest", "best" or a step of the run.
         explore: sample actions instead of taking the likeliest.
         random: number of further episodes with uniformly random actions, in the environment of the first run.
     """
+    named = _given(locals())
     fields.check_seed(seed)
     lerobot = format == "lerobot"
     if lerobot and not fps > 0:
@@ -84,8 +101,15 @@ def data(
     for option, given in (("random", random), ("explore", explore), ("checkpoint", checkpoint != "latest")):
         if kind == "episodes" and env is not None and not runs and given:
             raise UserError(f"--{option} is for runs, and with --env its own expert acts: name a run, or leave it out.")
+    if kind == "episodes" and runs and env is not None:
+        raise UserError("Runs are given and --env is too: name runs, whose policies act, or --env, whose expert acts.")
+    _check(named, EXPERT if kind == "episodes" and env is not None else kind)
+    if "fps" in named and not lerobot:
+        raise UserError("--fps is for --format lerobot, and Minari's has none: leave it out.")
+    if kind == "episodes":
+        fields.check_folder(out)
     if kind == "episodes" and env is not None:
-        return _demonstrations(runs, env, fields.options(env_options), out, episodes, seed, fps if lerobot else None)
+        return _demonstrations(env, fields.options(env_options), out, episodes, seed, fps if lerobot else None)
     if kind == "episodes":
         return _episodes(runs, out, episodes, checkpoint, explore, random, seed, device, fps if lerobot else None)
     if kind == "planners":
@@ -105,6 +129,10 @@ def data(
     path = Path(out)
     if path.exists():
         raise UserError(f"The file {path} already exists: choose another --out, or remove it.")
+    draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what remains after a failure
+    if draft.exists() and draft.stat().st_size:
+        raise UserError(f"{draft} is from a command that did not end: rename it to keep what it holds, or remove it.")
+    fields.check_file(path)
     for option, value in (("prompts", prompts), ("group", group), ("most", most), ("max-new-tokens", max_new_tokens)):
         if value is not None and value < 1:
             raise UserError(f"--{option} must be at least 1, not {value}.")
@@ -117,6 +145,7 @@ def data(
         screen.note(renamed)
     questions = make(task, "text", **options)
     if kind == "demonstrations" and questions.episode is not None:
+        _check(named, SCRIPTED)
         return _scripted(questions, prompts, path)
     machine.configure_malloc(machine.POOL)
     where = machine.pick_device(device)
@@ -126,7 +155,6 @@ def data(
     generator = torch.Generator().manual_seed(seed)
     count = done = 0
     total = len(model) * min(len(questions.train), prompts or len(questions.train))
-    draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what remains after a failure
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
@@ -142,11 +170,13 @@ def data(
         if count:
             draft.rename(path)
     except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.") from error
-    except UserError as error:
+        kept = f" The {count} {kind} made so far are in {draft}." if count else ""
+        raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.{kept}") from error
+    except (UserError, KeyboardInterrupt) as error:
         if count:
-            raise UserError(f"{error} The {count} {kind} made so far are in {draft}.") from error
-        draft.unlink()
+            reason = "Stopped." if isinstance(error, KeyboardInterrupt) else error
+            raise type(error)(f"{reason} The {count} {kind} made so far are in {draft}.") from error
+        draft.unlink(missing_ok=True)
         raise
     if not count:
         draft.unlink()
@@ -163,6 +193,21 @@ def data(
         )
     screen.stdout().print(f"{count} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
     return 0
+
+
+def _given(values: Mapping[str, Any]) -> list[str]:
+    """The options among the arguments of `data` that differ from their defaults."""
+    options = {name: one for name, one in inspect.signature(data).parameters.items() if one.kind == one.KEYWORD_ONLY}
+    return [name for name, one in options.items() if values[name] != one.default and name != "out"]
+
+
+def _check(given: Sequence[str], kind: str) -> None:
+    """Raise UserError for an option among `given` that has no effect on data of this kind."""
+    for name in given:
+        if name not in READ[kind]:
+            others = ", ".join(one for one, names in READ.items() if name in names)
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} has no effect on {kind}: leave it out. It is for {others}.")
 
 
 def _scripted(task: TextTask, prompts: int | None, path: Path) -> int:
@@ -235,12 +280,8 @@ def _episodes(
     return _report(found, path)
 
 
-def _demonstrations(
-    runs: tuple[str, ...], env: str, options: dict[str, Any], out: str, count: int, seed: int, fps: float | None
-) -> int:
+def _demonstrations(env: str, options: dict[str, Any], out: str, count: int, seed: int, fps: float | None) -> int:
     """Record episodes of an environment's own expert and write them."""
-    if runs:
-        raise UserError("Runs are given and --env is too: name runs, whose policies act, or --env, whose expert acts.")
     if count < 1:
         raise UserError(f"--episodes must be at least 1, not {count}.")
     if Path(out).exists():

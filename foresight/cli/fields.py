@@ -6,7 +6,9 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from foresight.errors import UserError, unknown
 from foresight.runtime import catalog
 
 OF_A_TASK = ("reward", "rewards", "reward_function", "reward_funcs", "held_out")  # looked for among the fields
+TEXTS = ("--prompt", "--text", "--instruction")  # options that are no paths
 
 EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+\Z")  # of a number; YAML 1.1 wants a dot and a sign
 
@@ -70,6 +73,26 @@ def explicit(args: Sequence[str], valid: Iterable[str], switches: Iterable[str])
             raise UserError(f"--{word.replace('_', '-')} is given twice.")
         given.add(name)
     return given
+
+
+def check_once(args: Sequence[str]) -> None:
+    """Raise `UserError` for an option that `args` give twice: only the last one would have an effect."""
+    given = set()
+    for token in itertools.takewhile(lambda token: token != "--", args):
+        name = token.partition("=")[0].replace("_", "-")
+        if name.startswith("--") and name in given:
+            raise UserError(f"{name} is given twice: write it once, with all its values.")
+        given.add(name)
+
+
+def expanded(args: Sequence[str]) -> list[str]:
+    """`args` with the home folder in options such as `--out=~/x`, where a shell leaves the `~`."""
+    found = []
+    for token in args:
+        name, equals, value = token.partition("=")
+        path = equals and name.startswith("--") and value.startswith("~") and name not in TEXTS
+        found.append(f"{name}={os.path.expanduser(value)}" if path else token)
+    return found
 
 
 def value(args: Sequence[str], name: str) -> str | None:
@@ -141,6 +164,33 @@ def _loader() -> Any:
     found.add_implicit_resolver("!exponent", EXPONENT, list("-+.0123456789"))
     found.add_constructor("!exponent", number)
     return found
+
+
+def check_file(path: str | Path, option: str = "--out", suffixes: Sequence[str] = ()) -> None:
+    """Raise UserError where the file `path` could not be written, or its name ends in none of `suffixes`.
+
+    Nothing is made: a command that fails later leaves no empty folder.
+    """
+    path = Path(path)
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise UserError(f"Cannot write {path}: the name of {option} must end in one of {', '.join(suffixes)}.")
+    if path.is_dir():
+        raise UserError(f"Cannot write {path}: it is a folder. Give {option} the name of a file.")
+    if not (path.exists() and os.access(path, os.W_OK)):
+        _check_place(path, path.parent, option)
+
+
+def check_folder(path: str | Path, option: str = "--out") -> None:
+    """Raise UserError where the folder `path` could not be made, or not be written to. Nothing is made."""
+    _check_place(Path(path), Path(path), option)
+
+
+def _check_place(path: Path, folder: Path, option: str) -> None:
+    nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))  # "." and "/" exist
+    if not nearest.is_dir():
+        raise UserError(f"Cannot write {path}: {nearest} is not a folder. Choose another {option}.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"Cannot write {path}: nothing can be written to {nearest}. Choose another {option}.")
 
 
 def _whole(text: str) -> str:

@@ -131,7 +131,7 @@ def _ladder(name: str, count: int, games: int, openings: int, simulations: int |
         (f"{step:,}", f"{row['elo']:+d}", f"{row['elo_low']:+d} to {row['elo_high']:+d}")
         for step, row in zip(steps, result["elo"], strict=True)
     ]
-    console.print(screen.table(("step", "Elo", "95%"), rows))
+    screen.table(console, ("step", "Elo", "95%"), rows)
     return 0
 
 

@@ -28,7 +28,7 @@ def list_(json: bool = False) -> int:
         (entry.name, entry.title.removesuffix("."), _best(results.verified(entry.name, found))) for entry in entries
     ]
     console = screen.stdout()
-    console.print(screen.table(("algorithm", "paper", "result (target)"), rows, wrap=("paper", "result (target)")))
+    screen.table(console, ("algorithm", "paper", "result (target)"), rows, wrap=("paper", "result (target)"))
     console.print(
         "\nDetails, presets and all results: foresight show NAME. Training: foresight train NAME.\n"
         f"Trained agents that are in the package, for foresight play: {', '.join(catalog.bundled())}.",
@@ -67,7 +67,7 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
     console.print(f"\nfamily: {entry.family}, environment: {entry.kind}, steps: {entry.unit}", style="dim")
     console.print("\nConfig", style="bold")
     rows = [(field.name, plain(field.default), field.help) for field in described]
-    console.print(screen.table(("field", "default", "meaning, unit, source"), rows, wrap="meaning, unit, source"))
+    screen.table(console, ("field", "default", "meaning, unit, source"), rows, wrap="meaning, unit, source")
     if presets:
         console.print("\nPresets", style="bold")
         for key, preset in presets.items():

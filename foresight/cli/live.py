@@ -217,10 +217,10 @@ def _status(store: object, json: bool) -> None:
         screen.emit({**document, "paused": store.get("paused", False)})
         return
     out = screen.stdout()
-    out.print(screen.table(("turns", "number"), [(state, f"{n:,}") for state, n in counts.items() if n]))
+    screen.table(out, ("turns", "number"), [(state, f"{n:,}") for state, n in counts.items() if n])
     keys = ("turns", "score", "hints", "kl", "staleness")
     cells = [(str(v["number"]), *(f"{v['metrics'].get(k, 0):.3g}" for k in keys)) for v in versions]
-    out.print(screen.table(("version", *keys), cells))
+    screen.table(out, ("version", *keys), cells)
     out.print(f"active: version {store.active()}" + (", training paused" if store.get("paused", False) else ""))
     for kind, text in store.events():
         out.print(f"{kind}: {text}", markup=False, soft_wrap=True)

@@ -89,6 +89,9 @@ def _dispatch(argv: list[str]) -> int:
 
         print(f"foresight {__version__}")
         return 0
+    from foresight.cli import fields
+
+    argv = fields.expanded(argv)
     name = argv[0] if argv else "--help"
     if not name.startswith("-") and name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
@@ -98,6 +101,7 @@ def _dispatch(argv: list[str]) -> int:
         return train_command(argv[1:])
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     if name in COMMANDS:  # the others are not imported
+        fields.check_once(argv[1:])
         return int(tyro.cli(command(name), prog=f"foresight {name}", args=argv[1:], config=config) or 0)
     everything = {name: command(name) for name in COMMANDS}
     code = tyro.extras.subcommand_cli_from_dict(

@@ -42,6 +42,10 @@ def plan(
 
     if not seconds > 0:
         raise UserError(f"--seconds must be above 0, not {seconds:g}.")
+    if out is not None:
+        if validate is not None:
+            raise UserError(f"--validate {validate} reads a plan and finds none: leave --out {out} out.")
+        fields.check_file(out)
     found = make.problem(problem)
     console = screen.stdout()
     if validate is not None:
@@ -60,6 +64,13 @@ def plan(
         result = searches.search(make.solvable(found), search, heuristic, seconds, max_states)
     if result.plan is not None and not (verdict := validator.validate(found, result.plan)).valid:
         raise UserError(f"The plan of {search} is not valid: {verdict.message}")
+    text = "".join(f"{step}\n" for step in result.plan or ())
+    if out is not None and result.plan is not None:
+        try:
+            Path(out).parent.mkdir(parents=True, exist_ok=True)
+            Path(out).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"Cannot write {out}: {error.strerror}. Choose another --out.") from error
     if json:
         screen.emit({"problem": found.name, "search": search, **dataclasses.asdict(result)})
         return 0 if result.plan is not None else 1
@@ -68,13 +79,7 @@ def plan(
                   "unsolvable": "no plan exists"}[result.status]  # fmt: skip
         screen.note(f"{found.name}: {reason}.")
         return 1
-    text = "\n".join(result.plan) + "\n"
-    if out is not None:
-        try:
-            Path(out).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"Cannot write {out}: {error.strerror}. Choose another --out.") from error
-    else:
+    if out is None:
         console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
     counted = f", {result.expanded:,} states expanded, {result.generated:,} generated" if result.generated else ""
     screen.note(f"{len(result.plan)} steps in {result.seconds:.2f} s{counted}")
@@ -127,6 +132,8 @@ def genplan(
     if tasks < 1 or rounds < 0 or not seconds > 0:
         raise UserError(f"--tasks must be at least 1, --rounds at least 0, --seconds above 0, not {tasks}, {rounds}, "
                         f"{seconds:g}.")  # fmt: skip
+    if out is not None:
+        fields.check_folder(out)
     prompts, training, evaluation, renamed = generalized.problems(domain, tasks, names, seed)
     if model == "written" and completer is None:
         program = renamed(programs.written(domain))
@@ -136,8 +143,6 @@ def genplan(
         note = (lambda text: None) if json else screen.note
         request = planners.prompt(prompts[0].domain) if trained else ""
         found = generalized.write(chat, prompts, training, evaluation, rounds, seconds, thoughts, note, request)
-    if out is not None:
-        _keep(Path(out), found.messages, found.program)
     solved = sum(one.solved for one in found.outcomes)
     if json:
         screen.emit({"domain": domain, "names": names, "solved": solved, "tasks": tasks, "faults": found.faults,
@@ -148,6 +153,8 @@ def genplan(
         first = next((one.message for one in found.outcomes if one.fault), "")
         if first:
             screen.note(first)
+    if out is not None:
+        _keep(Path(out), found.messages, found.program)
     return 0
 
 
@@ -165,7 +172,8 @@ def _chat(model: str, completer: str | None, max_new_tokens: int, temperature: f
     from foresight.runtime import machine
 
     policy = pretrained.load(model, machine.pick_device(device))
-    return chat.local(policy, max_new_tokens, temperature, seed, "lower --rounds, give --no-thoughts")
+    advice = "lower --rounds or --max-new-tokens, or give --no-thoughts"
+    return chat.local(policy, max_new_tokens, temperature, seed, advice)
 
 
 def _keep(folder: Path, messages: list[dict[str, str]], program: str) -> None:

@@ -58,7 +58,9 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     if not runs:
         raise UserError("No run given. Name at least one run directory: foresight plot RUN")
     from foresight.runtime.evaluation import model_error, record
+    from foresight.runtime.results import plot as plots
 
+    fields.check_file(out, suffixes=(*plots.FORMATS, *record.SUFFIXES))
     if Path(out).suffix.lower() in record.SUFFIXES:
         found = model_error.film(runs, depth, out)
     else:
@@ -73,7 +75,7 @@ def _model(runs: tuple[str, ...], depth: int, out: str, json: bool) -> int:
     for run, errors in found.items():
         rows = [(str(k), *(f"{errors[name][k]:.4g}" for name in errors)) for k in range(depth + 1)]
         console.print(f"{run}", markup=False)
-        console.print(screen.table(("steps", *errors), rows))
+        screen.table(console, ("steps", *errors), rows)
     console.print(f"\nPlot written to {Path(out)}", markup=False, soft_wrap=True)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from foresight.cli import fields, screen
@@ -54,6 +55,8 @@ def stack(
     from foresight.envs.control.errands.rules import Errand
     from foresight.runtime.evaluation import record
 
+    if video is not None:
+        fields.check_file(video, "--video", record.SUFFIXES)
     errands = [Errand(seed + i, split, failures) for i in range(episodes)]
     named = {"cognition": cognition, "semantic": semantic, "control": control}
     layers = {kind: stacks.layer(kind, name, device) for kind, name in named.items()}
@@ -66,12 +69,19 @@ def stack(
 
     found = stacks.run(one, errands, watched)
     summary = stacks.summary(found)
-    if video is not None:
-        record.write(video, (shot.repeat(SCALE, 0).repeat(SCALE, 1) for shot in shots), FPS)
     if json:
         screen.emit({**summary, "layers": named, "split": split, "failures": failures, "seed": seed,
                      "errands": [_log(episode) for episode in found]})  # fmt: skip
-        return 0 if summary["success"] else 1
+    else:
+        _show(found, summary)
+    if video is not None:
+        record.write(video, (shot.repeat(SCALE, 0).repeat(SCALE, 1) for shot in shots), FPS)
+    return 0 if summary["success"] else 1
+
+
+def _show(found: Sequence[Any], summary: dict[str, Any]) -> None:
+    """Print the log of a single errand, and the summary."""
+    episodes = len(found)
     if episodes == 1:
         _print(found[0].errand.instruction)
         for line in found[0].log:
@@ -81,7 +91,6 @@ def stack(
     _print(f"{count}{ends} after {summary['steps']:g} steps and {summary['plans']:g} plans")
     if summary["with_failures"]:
         _print(f"{summary['with_failures']} with an injected failure, {summary['recovered']:.1%} of these recovered")
-    return 0 if summary["success"] else 1
 
 
 def _log(episode: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 LONGEST = 1_000_000  # characters of a document
@@ -66,6 +66,8 @@ def team(
 
     if turns < 1 or max_new_tokens < 1:
         raise UserError(f"--turns and --max-new-tokens must be at least 1, not {turns} and {max_new_tokens}.")
+    if not tool_seconds > 0:
+        raise UserError(f"--tool-seconds must be above 0, not {tool_seconds:g}.")
     texts = {agents.readable(Path(name).name): _read(name) for name in documents}
     if len(texts) < len(documents):
         raise UserError("Two --documents have the same name: rename one, since agents ask for documents by name.")
@@ -74,6 +76,7 @@ def team(
         goal, agents.toolbox(tools), budget, depth, texts, instruction, seconds, tool_seconds, approve,
     )  # fmt: skip
     path = Path(out or f"runs/team/{re.sub('[^a-z0-9]+', '-', goal.lower()).strip('-')[:40] or 'goal'}.json")
+    fields.check_file(path)
     before = _cancel_on_interrupt(one)
     try:
         if model.startswith(("http://", "https://")):
@@ -90,17 +93,16 @@ def team(
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
+    if json:
+        screen.emit(found)
+    else:
+        _show(found, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.write_atomic(path, jsons.dumps(found, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
-    root = found["root"]
-    if json:
-        screen.emit(found)
-    else:
-        _show(found, path)
-    return 0 if root["answer"] is not None else 1
+    return 0 if found["root"]["answer"] is not None else 1
 
 
 def _show(found: dict[str, Any], path: Path) -> None:

@@ -65,6 +65,8 @@ def think(
     if not methods:
         raise UserError("No method given. Name one: foresight think self_consistency --task countdown")
     own = fields.options(options, "--options")
+    folder = Path(out or f"runs/think/{Path(task).stem.replace(':', '-')}-{'-'.join(methods)}")
+    fields.check_folder(folder)
     env = make(task, "text", **_task(model, task, env_options)[1])
     where = machine.pick_device(device)
     policy: Any = _sorter() if task == "sorting" else thinking.model(model, where, completer, screen.note)
@@ -74,7 +76,11 @@ def think(
         temperature=temperature, verify=verify, seed=seed, options=own, report=screen.note,
     )  # fmt: skip
     document = {"model": model, "verifier": verifier, **document}
-    folder = _folder(out or f"runs/think/{Path(task).stem.replace(':', '-')}-{'-'.join(methods)}")
+    if json:
+        screen.emit(document)
+    else:
+        screen.table(screen.stdout(), *_cells(document["rows"]))
+    _make(folder)
     _write(folder / "think.json", document)
     _write(folder / "thoughts.json", {"examples": examples})
     pictures.curves(document["rows"], f"{env.name}, {document['questions']} questions", folder / "curves.png")
@@ -83,20 +89,8 @@ def think(
         _write(folder / f"{name}.tree.json", tree.document())
         pictures.page(tree, name, folder / f"{name}.tree.html")
         pictures.picture(tree, name, folder / f"{name}.tree.png")
-    if json:
-        screen.emit(document)
-        return 0
-    columns = ("method", "budget", "accuracy", "any", "mean", "tokens", "prompt tokens", "verifier calls", "seconds")
-    cells = [
-        (
-            row["method"], f"{row['budget']:,}", f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
-            _optional(row.get("any")), _optional(row.get("mean")), f"{row['sampled_tokens']:,.0f}",
-            f"{row['prompt_tokens']:,.0f}", f"{row['verifier_calls']:,.0f}", f"{row['seconds']:.2f}",
-        )
-        for row in document["rows"]
-    ]  # fmt: skip
-    screen.stdout().print(screen.table(columns, cells))
-    screen.stdout().print(f"\n{folder}", markup=False, style="dim")
+    if not json:
+        screen.stdout().print(f"\n{folder}", markup=False, style="dim")
     return 0
 
 
@@ -138,16 +132,19 @@ def faithfulness(
 
     task, given = _task(run, task, env_options)
     env, folder = make(task, "text", **given), Path(run)
+    target = Path(out or (run if folder.is_dir() else "runs/faithfulness"))
+    fields.check_folder(target)
     policy = thinking.model(run, machine.pick_device(device))
     document = faith.report(policy, env, questions, samples, max_new_tokens, temperature, seed)
-    target = _folder(out or (run if folder.is_dir() else "runs/faithfulness"))
-    _write(target / "faithfulness.json", {"model": run, **document})
-    faith.picture(document, target / "faithfulness.png")
     if json:
         screen.emit(document)
-        return 0
-    screen.stdout().print(screen.table(("test", "value", "95% interval"), faith.cells(document)))
-    screen.stdout().print(f"\n{target / 'faithfulness.json'}", markup=False, style="dim")
+    else:
+        screen.table(screen.stdout(), ("test", "value", "95% interval"), faith.cells(document))
+    _make(target)
+    _write(target / "faithfulness.json", {"model": run, **document})
+    faith.picture(document, target / "faithfulness.png")
+    if not json:
+        screen.stdout().print(f"\n{target / 'faithfulness.json'}", markup=False, style="dim")
     return 0
 
 
@@ -177,13 +174,25 @@ def _sorter() -> Any:
     return Scripted(sorting.noisy_sorter())
 
 
-def _folder(name: str) -> Path:
-    folder = Path(name)
+def _cells(rows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns and the cells of the table of methods."""
+    columns = ("method", "budget", "accuracy", "any", "mean", "tokens", "prompt tokens", "verifier calls", "seconds")
+    cells: list[tuple[str, ...]] = [
+        (
+            row["method"], f"{row['budget']:,}", f"{row['accuracy']:.3f} ± {row['standard_error']:.3f}",
+            _optional(row.get("any")), _optional(row.get("mean")), f"{row['sampled_tokens']:,.0f}",
+            f"{row['prompt_tokens']:,.0f}", f"{row['verifier_calls']:,.0f}", f"{row['seconds']:.2f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    return columns, cells
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
-    return folder
 
 
 def _write(path: Path, document: Any) -> None:

@@ -48,7 +48,7 @@ def bench(
                 for one in found.values()
             ]
             columns = ("benchmark", "workload", "unit", "peer", "target")
-            screen.stdout().print(screen.table(columns, rows, wrap="workload"))
+            screen.table(screen.stdout(), columns, rows, wrap="workload")
         return 0
     errors = screen.stderr()
     result = benches.run(
@@ -107,7 +107,7 @@ def reproduce(
             screen.emit([dataclasses.asdict(one) for one in found])
         else:
             rows = [(one.name, one.title, str(len(one.experiments) + len(one.runs))) for one in found]
-            screen.stdout().print(screen.table(("suite", "what it is", "results"), rows, wrap="what it is"))
+            screen.table(screen.stdout(), ("suite", "what it is", "results"), rows, wrap="what it is")
         return 0
     errors = screen.stderr()
     if listed:
@@ -137,7 +137,7 @@ def reproduce(
 def _print_rows(console: Console, rows: list[Any]) -> None:
     columns = ("row", "task", "target", "budget", "reached", "verdict")
     cells = [(row.name, f"{row.algorithm}: {row.task}", row.aim, row.budget, row.reached, row.verdict) for row in rows]
-    console.print(screen.table(columns, cells, wrap=("task", "target", "budget", "reached")))
+    screen.table(console, columns, cells, wrap=("task", "target", "budget", "reached"))
     if rows:
         console.print(f"\nRerun one: foresight reproduce {rows[0].suite} --only ROW", style="dim", highlight=False)
 
@@ -164,7 +164,7 @@ def _print_bench(console: Console, result: dict[str, Any]) -> None:
     keys = [k for k in dict.fromkeys(k for side in sides.values() for k in side) if k not in ("name", "rate")]
     rows = [("rate", *(f"{side['rate']:,.1f} {result['unit']}" for side in sides.values()))]
     rows += [(key, *(_cell(side.get(key)) for side in sides.values())) for key in keys]
-    console.print(screen.table((f"median of {result['rounds']}", *sides), rows))
+    screen.table(console, (f"median of {result['rounds']}", *sides), rows)
     if "ratio" in result and result["ratio"] is not None:
         text = f"\n{result['ratio']:.4g} times as fast"
         if result["met"] is not None:
@@ -195,14 +195,14 @@ def _print_doctor(console: Console, found: dict[str, Any]) -> None:
         )
         for name, version in found["model"].items()
     ]
-    console.print(screen.table(("packages", "", "installed"), rows, wrap="installed"))
+    screen.table(console, ("packages", "", "installed"), rows, wrap="installed")
     console.print()
     rows = [(one["device"], one["name"], f"bfloat16: {one['bf16']}", one.get("memory", "")) for one in found["devices"]]
-    console.print(screen.table(("device", "", "", ""), rows))
+    screen.table(console, ("device", "", "", ""), rows)
     console.print()
     rows = [(n, f["path"], f"{f['free_gib']} GiB free", "" if f["writable"] else "not writable")
             for n, f in found["folders"].items()]  # fmt: skip
-    console.print(screen.table(("folder", "", "", ""), rows))
+    screen.table(console, ("folder", "", "", ""), rows)
     console.print()
     holds = [name for name, holds in found["sandbox"].items() if holds]
     lacks = [name for name, holds in found["sandbox"].items() if not holds]

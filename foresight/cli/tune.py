@@ -64,7 +64,7 @@ def tune(
     console.print(
         f"best of {found.complete} complete trials ({found.trials} in total): {found.value:.6g}\n", markup=False
     )
-    console.print(screen.table(("field", "value"), [(field, f"{value}") for field, value in found.fields.items()]))
+    screen.table(console, ("field", "value"), [(field, f"{value}") for field, value in found.fields.items()])
     console.print(f"\n{found.command}", style="dim", markup=False, soft_wrap=True)
     console.print(f"preset written to {found.path / tuning.BEST}", style="dim", markup=False, soft_wrap=True)
     return 0

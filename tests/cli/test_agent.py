@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from foresight.cli import agent
 from foresight.cli.main import main
 from foresight.errors import UserError
 from foresight.planning.generation.server import Server
+from foresight.runtime.reasoning import think
 from tests import tiny_language
 
 
@@ -69,6 +71,36 @@ def test_questions_come_from_a_pipe(
         monkeypatch.setattr("sys.stdin", questions)
         assert main(["agent", "http://x/v1", "--tools", "notebook", "--approve", "all"]) == 0
     assert capsys.readouterr().out.count("done") == 2 and len(served) == 4
+
+
+def test_a_conversation_that_an_error_ends_is_printed_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    def turn(messages: Any, tools: Any) -> str:
+        if len(messages) > 1:
+            raise UserError("The dialogue is too long.")
+        return "first"
+
+    monkeypatch.setattr(agent, "_turn", lambda *given: turn)
+    (tmp_path / "in").write_text("one\ntwo\n")
+    with open(tmp_path / "in") as questions:
+        monkeypatch.setattr("sys.stdin", questions)
+        assert main(["agent", "smollm2", "--json"]) == 1
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert [one["content"] for one in document["messages"]] == ["one", "first", "two"] and "too long" in shown.err
+    assert (document["questions"], document["answered"]) == (2, 1)
+
+
+def test_a_conversation_that_is_too_long_is_explained_by_the_options_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_language.model()
+    model.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    monkeypatch.setattr(think, "model", lambda *given: model)
+    assert main(["agent", "m", "go " * model.context]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "lower --max-new-tokens or --turns, or ask in another conversation" in shown and "--rounds" not in shown
 
 
 def test_a_tool_of_a_server_does_not_hide_one_of_the_toolbox(

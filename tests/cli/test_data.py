@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from foresight.cli import data
 from foresight.cli.main import main
+from foresight.nets.language import pretrained
+from foresight.runtime import run
 from foresight.runtime.run import Run
+from foresight.training import graded
 from tests import tiny_language
 from tests.openai_server import Stub, serve
 
@@ -34,12 +40,12 @@ def test_preferences_put_the_better_answer_first_and_can_be_learned(digits, tmp_
         good, bad = (sum(map(str.isdigit, row[name])) for name in ("chosen", "rejected"))
         assert good > bad
         assert (row["chosen_reward"], row["rejected_reward"]) == (good, bad)
-    run = tmp_path / "run"
+    made = tmp_path / "run"
     arguments = ["--data", str(out), "--model", tiny_language.folder(), "--precision", "float32", "--steps", "2"]
-    assert main(["train", "dpo", *arguments, "--out", str(run)]) == 0
-    assert Run(run).summary["evaluation"]["metric"] == "pair accuracy"
-    assert Run(run).summary["baseline"]["mean"] == 0.5
-    assert (run / "export" / "model.safetensors").is_file()
+    assert main(["train", "dpo", *arguments, "--out", str(made)]) == 0
+    assert Run(made).summary["evaluation"]["metric"] == "pair accuracy"
+    assert Run(made).summary["baseline"]["mean"] == 0.5
+    assert (made / "export" / "model.safetensors").is_file()
 
 
 def test_demonstrations_are_good_enough(digits, tmp_path):
@@ -62,14 +68,13 @@ def test_a_server_answers_in_place_of_the_model(digits, tmp_path, capsys):
 def test_several_models_answer(digits, tmp_path, capsys):
     one, two, common = tmp_path / "one.jsonl", tmp_path / "two.jsonl", ["--max-new-tokens", "30", "--group", "4"]
     assert main(["data", "preferences", *digits, *common, "--out", str(one)]) == 0
-    assert (
-        main(["data", "preferences", *digits, *common, "--model", *[tiny_language.folder()] * 2, "--out", str(two)])
-        == 0
-    )
+    task, options = digits[:2], digits[4:]
+    models = ["--model", *[tiny_language.folder()] * 2]
+    assert main(["data", "preferences", *task, *options, *common, *models, "--out", str(two)]) == 0
     assert _rows(two)[: len(_rows(one))] == _rows(one) and len(_rows(two)) > len(_rows(one))
     assert "from 40 prompts" in capsys.readouterr().out
     servers = ["--model", "a", "b", "--completer", "http://localhost:8000"]
-    assert main(["data", "preferences", *digits, *servers, "--out", str(tmp_path / "x.jsonl")]) == 2
+    assert main(["data", "preferences", *task, *options, *servers, "--out", str(tmp_path / "x.jsonl")]) == 2
     assert "A server has the weights of one model" in capsys.readouterr().err.replace("\n", " ")
 
 
@@ -91,6 +96,64 @@ def test_mistakes_are_reported(digits, tmp_path, capsys):
     assert left == {"task.jsonl", "rewards.py"}
     assert main(["train", "dpo", "--model", tiny_language.folder()]) == 2
     assert "No task given for dpo: add --task NAME" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["episodes", "run", "--env-options", "time_limit=50"], "--env-options has no effect on episodes: leave it"),
+        (["episodes", "run", "--task", "addition"], "--task has no effect on episodes: leave it out."),
+        (["episodes", "run", "--fps", "30"], "--fps is for --format lerobot"),
+        (["episodes", "--env", "TwoRoutes-v0", "--device", "cuda"], "--device has no effect on episodes of an expert"),
+        (["demonstrations", "--task", "orders", "--group", "3"], "--group has no effect on demonstrations of a task"),
+        (["demonstrations", "--task", "addition", "--episodes", "5"], "--episodes has no effect on demonstrations:"),
+        (["preferences", "--task", "addition", "--env", "CartPole-v1"], "--env has no effect on preferences:"),
+        (["preferences", "--task", "addition", "--least", "2"], "It is for demonstrations."),
+        (["steps", "--task", "chains", "--format", "lerobot"], "--format has no effect on steps"),
+        (["planners", "--model", "smollm2", "gpt2"], "--model has no effect on planners"),
+        (["planners", "--seed", "3"], "--seed has no effect on planners"),
+    ],
+)
+def test_an_option_without_effect_is_refused(call, tmp_path, words, message):
+    done = call("data", *words, "--out", tmp_path / "out")
+    assert done.code == 2 and message in done.err and not any(tmp_path.iterdir())
+
+
+def test_every_option_is_read_by_some_kind_of_data():
+    read = frozenset().union(*data.READ.values())
+    assert read | {"out"} == {
+        name for name, one in inspect.signature(data.data).parameters.items() if one.kind == one.KEYWORD_ONLY
+    }
+
+
+def test_what_cannot_be_written_is_known_before_the_work(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "load", _never)
+    monkeypatch.setattr(pretrained, "load", _never)
+    (tmp_path / "file").write_text("")
+    done = call("data", "episodes", "run", "--out", tmp_path / "file" / "x")
+    assert done.code == 2 and "file is not a folder. Choose another --out." in done.err
+    done = call("data", "preferences", "--task", "addition", "--out", tmp_path / "file" / "x.jsonl")
+    assert done.code == 2 and "file is not a folder. Choose another --out." in done.err
+
+
+def test_answers_of_a_command_that_was_stopped_are_kept(digits, call, tmp_path, monkeypatch):
+    def answered(*given):
+        yield SimpleNamespace(examples=[1, 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(graded, "sample", answered)
+    monkeypatch.setattr(graded, "make", lambda kind, rollout, *rest: [{"prompt": "1+1="}] * len(rollout.examples))
+    out, draft = tmp_path / "a.jsonl", tmp_path / "a.partial.jsonl"
+    stopped = call("data", "preferences", *digits, "--out", out)
+    assert stopped.code == 130 and f"Stopped. The 2 preferences made so far are in {draft}." in stopped.err
+    before = draft.read_bytes()
+    again = call("data", "preferences", *digits, "--out", out)
+    assert again.code == 2 and f"{draft} is from a command that did not end: rename it to keep" in again.err
+    assert draft.read_bytes() == before and len(before.splitlines()) == 2
+
+
+def _never(*given, **options):
+    raise AssertionError("the work has begun")
 
 
 def test_planners_are_written_as_demonstrations(call, tmp_path):

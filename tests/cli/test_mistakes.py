@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from foresight.agents import agent
+from foresight.cli import fields
 from foresight.cli import main as cli
 from foresight.runtime.monitoring import health
 
@@ -61,12 +63,34 @@ from foresight.runtime.monitoring import health
         (["train", "grpo", "--task", "orders", "--env-options", "turns=x"], "turns must be a whole number"),
         (["think", "self_consistency", "--task", "sorting", "--options", "width"], "--options takes key=value"),
         (["doctor", "--jsn"], "--json"),
+        (["plot", "no", "--model", "3", "--out", "x.jpg"], "must end in one of .png, .svg, .pdf, .mp4, .gif"),
+        (["attention", "no", "--text", "2", "--out", "a.html", "push.py/b.html"], "push.py is not a folder."),
+        (["agent", "no", "hi", "--tools", "calculator", "--tools", "python"], "--tools is given twice: write it once"),
+        (["data", "episodes", "no", "--out", "x", "--env-options", "a=1", "--env_options=b=2"], "is given twice"),
+        (["eval", "no", "--seed", "1", "--seed=2"], "--seed is given twice"),
     ],
 )
 def test_mistakes(push: Path, call: Callable, words: list[str], message: str) -> None:
     done = call(*words)
     assert done.code == 2, done.err
     assert message in done.err and "Traceback" not in done.err and done.out == ""
+
+
+def test_what_follows_two_dashes_is_no_option() -> None:
+    fields.check_once(["agent", "--seed", "1", "--", "--seed", "--seed"])
+
+
+def test_a_home_folder_is_found_behind_an_equals_sign(
+    push: Path, call: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(push.parent / "home"))
+    (push.parent / "home" / "notes").mkdir(parents=True)
+    (push.parent / "home" / "notes" / "a.txt").write_text("apples")
+    assert call("train", "push.py", "--env", "CartPole-v1", "--out=~/run", "--evaluation-episodes", 1).code == 0
+    assert call("plot", "home/run", "--out=~/c.png").code == 0
+    assert (push.parent / "home" / "c.png").is_file() and not (push.parent / "~").exists()
+    assert {tool.name for tool in agent.documents("~/notes")} == {"search", "read"}
+    assert fields.expanded(["--prompt=~/x", "~", "--out", "a=~"]) == ["--prompt=~/x", "~", "--out", "a=~"]  # no paths
 
 
 def test_a_run_is_not_written_over(push: Path, call: Callable) -> None:

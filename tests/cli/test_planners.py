@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from foresight.envs.pddl import domains, programs
 from foresight.envs.text import planners
+from foresight.planning.symbolic import genplan, search
 
 
 def test_a_plan_is_found_written_and_validated(call: Callable, tmp_path: Path) -> None:
@@ -23,11 +28,44 @@ def test_a_plan_is_found_written_and_validated(call: Callable, tmp_path: Path) -
     assert found["status"] == "solved" and found["plan"] == steps
 
 
+def test_a_plan_is_written_beside_its_json(call: Callable, tmp_path: Path) -> None:
+    found = call("plan", "gripper-2", "--json", "--out", tmp_path / "new" / "plan.txt").json
+    assert (tmp_path / "new" / "plan.txt").read_text().splitlines() == found["plan"] and found["status"] == "solved"
+
+
+def test_what_cannot_be_written_is_known_before_the_search(
+    call: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*given: Any, **options: Any) -> None:
+        raise AssertionError("the search has begun")
+
+    monkeypatch.setattr(search, "search", never)
+    monkeypatch.setattr(genplan, "problems", never)
+    (tmp_path / "file").write_text("")
+    for words in (("plan", "gripper-2"), ("genplan", "--domain", "ferry", "--model", "written")):
+        done = call(*words, "--out", tmp_path / "file" / "x")
+        assert done.code == 2 and "file is not a folder. Choose another --out." in done.err
+    assert "it is a folder" in call("plan", "gripper-2", "--out", tmp_path).err
+
+
+def test_genplan_prints_what_it_could_not_write(
+    call: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    words = ("genplan", "--domain", "ferry", "--model", "written", "--tasks", 2)
+    done = call(*words, "--out", tmp_path / "x")
+    assert done.code == 2 and "2 of 2 problems solved" in done.out and "No space left" in done.err
+
+
 def test_mistakes_are_sentences(call: Callable, tmp_path: Path) -> None:
     for words, reported in (
         (["gripper-2", "--seconds", 0], "--seconds must be above 0, not 0"),
         (["nothing-3"], "Unknown domain 'nothing'"),
         (["gripper-2", "--validate", tmp_path / "none"], "Cannot read"),
+        (["gripper-2", "--validate", "a.txt", "--out", "b.txt"], "--validate a.txt reads a plan and finds none"),
     ):
         done = call("plan", *words)
         assert done.code == 2 and reported in done.err

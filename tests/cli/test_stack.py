@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from foresight.agents import stack
 from foresight.cli.main import main
 
 
@@ -29,8 +30,14 @@ def test_a_stack_prints_what_its_layers_did(capsys: pytest.CaptureFixture[str], 
         (["--look-every", "0"], "look_every is 0"),
         (["--video", "a.txt"], "must end in"),
         (["--seed", "-1"], "--seed"),
+        (["--video", "a.avi"], "--video must end in one of .mp4, .gif"),
+        (["--video", f"{__file__}/a.gif"], "Choose another --video"),
     ],
 )
-def test_mistakes_get_a_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_get_a_sentence(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--video" in arguments:
+        monkeypatch.setattr(stack, "run", None)  # is not called
     assert main(["stack", *arguments]) == 2
     assert words in capsys.readouterr().err

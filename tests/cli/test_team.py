@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from foresight.cli.main import main
 from foresight.envs.tools import tool
 from foresight.planning.generation.server import Server
+from foresight.runtime.checkpoints import checkpoint
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
 
@@ -65,6 +67,22 @@ def test_the_password_of_a_server_stands_in_no_trace(
     assert not any(word in written + shown.out + shown.err for word in ("ann", "hunter2"))
 
 
+def test_a_trace_that_cannot_be_written_costs_no_answer(
+    served: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomic", full)
+    assert main(["team", "http://x/v1", "Say what.", "--out", str(tmp_path / "trace.json")]) == 2
+    shown = capsys.readouterr()
+    assert "what." in shown.out and "No space left" in shown.err
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(Server, "_ask", None)  # is not called
+    assert main(["team", "http://x/v1", "Say what.", "--out", str(tmp_path / "file" / "trace.json")]) == 2
+    assert "file is not a folder. Choose another --out." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -73,6 +91,7 @@ def test_the_password_of_a_server_stands_in_no_trace(
         (["--tools", "hammer"], "Unknown tool 'hammer'"),
         (["--documents", "no.txt"], "Cannot read no.txt"),
         (["--turns", "0"], "--turns"),
+        (["--tool-seconds", "-1"], "--tool-seconds must be above 0, not -1"),
         ([], "chat template"),
     ],
 )

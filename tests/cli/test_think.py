@@ -11,6 +11,7 @@ from foresight.cli.main import main
 from foresight.envs.make import make
 from foresight.planning.generation.scripted import Scripted
 from foresight.runtime.config.settings import Settings
+from foresight.runtime.reasoning import faithfulness
 from foresight.runtime.reasoning import think as thinking
 from tests import tiny_language
 from tests.planning.reasoning.players import player
@@ -101,6 +102,20 @@ def test_a_bundled_language_model_thinks_without_a_download_or_an_export(tmp_pat
     capsys.readouterr()
     assert main(["think", "best_of_n", "--task", "chains", "--model", "ppo/LunarLander-v3", *sizes]) == 2
     assert "ppo/LunarLander-v3 has no language model: it is a run of ppo" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_cannot_be_written_is_known_before_the_work(call, tmp_path, monkeypatch, scripted):
+    def never(*given, **options):
+        raise AssertionError("the work has begun")
+
+    scripted(player)
+    monkeypatch.setattr(thinking, "think", never)
+    monkeypatch.setattr(faithfulness, "report", never)
+    (tmp_path / "notes.txt").write_text("mine")
+    for words in (("think", "best_of_n", "--task", "countdown"), ("faithfulness", "m", "--task", "chains")):
+        done = call(*words, "--out", tmp_path / "notes.txt")
+        assert done.code == 2 and "notes.txt is not a folder. Choose another --out." in done.err
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

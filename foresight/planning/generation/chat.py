@@ -21,11 +21,11 @@ def local(
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
-    shorter: str = "shorten the conversation",
+    advice: str = "shorten the conversation, or lower --max-new-tokens",
 ) -> Chat:
     """A local model. Raises UserError if it has no chat template, or the conversation does not fit its context.
 
-    `shorter` tells in the error how it can be shortened.
+    `advice`: what to do about a conversation that is too long, with the options of the command.
     """
     if policy.tokenizer.chat_template is None:
         raise UserError("The model has no chat template, so it cannot hold a dialogue: choose one that has.")
@@ -37,7 +37,7 @@ def local(
         if length + max_new_tokens > policy.context:
             raise UserError(
                 f"The dialogue has {length} tokens; with --max-new-tokens {max_new_tokens} it does not fit the model's "
-                f"context of {policy.context}: {shorter}, or lower --max-new-tokens."
+                f"context of {policy.context}: {advice}."
             )
         return texts(policy, complete(policy, [example], 1, max_new_tokens, temperature, generator))[0]
 
