@@ -71,6 +71,22 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     assert weight.item() == 1.0
 
 
+@sabotaged_by("foresight.ops.latent.unroll_masks", change("discount", torch.ones_like))
+def test_a_lost_life_is_absorbing_although_the_game_continues() -> None:
+    """Rewards 1 to 5, no value, γ = 0.1: 1.2 and 2 with the life of the first two steps; then all is 0 and known."""
+    state: Any = SimpleNamespace(
+        config=SimpleNamespace(unroll_steps=3, n_steps=2, gamma=0.1),
+        target=SimpleNamespace(root=lambda obs: (None, torch.zeros(len(obs)), None)),
+    )
+    reward, zeros = torch.tensor([[1.0, 2, 3, 4, 5]]), torch.zeros(1, 5)
+    discount = torch.tensor([[1.0, 0, 1, 1, 1]])
+    extras = {"next_obs": torch.zeros(1, 5, 1)}
+    batch = Trajectory(torch.zeros(1, 5, 1), zeros, reward, discount, zeros, zeros + 1, extras=extras)
+    alive, known, value = muzero_targets.targets(state, batch, 2)
+    assert alive.tolist() == [[1, 1, 0, 0]] and known.tolist() == [[1, 1, 1, 1]]
+    torch.testing.assert_close(value, torch.tensor([[1.2, 2, 0, 0]]))
+
+
 class Counting:
     """The env counts by one, this model by `stride`; values are counts, rewards 0, logits (count, 0)."""
 
