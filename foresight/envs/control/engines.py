@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib
@@ -105,10 +106,29 @@ def gymnasium_env(request: Request, engine: str) -> Env:
 def batched(single: Callable[[], gymnasium.Env[Any, Any]], request: Request, engine: str) -> VectorEnv:
     """The environments that `single` makes: in this process, or each in one of its own (`async`)."""
     mode = AUTORESET[request.autoreset]
+    if mode == AutoresetMode.SAME_STEP:
+        single = functools.partial(_with_own_end, single)
     if engine == "async":
         makers = [functools.partial(_in_process, single, os.getpid())] * request.num_envs
         return Processes(makers, autoreset_mode=mode)
     return SyncVectorEnv([single] * request.num_envs, autoreset_mode=mode)
+
+
+def _with_own_end(single: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
+    return OwnEnd(single())
+
+
+class OwnEnd(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Copies the last observation of an episode.
+
+    With same-step autoreset Gymnasium resets before it hands that observation on, and some environments reuse its
+    memory for the first observation of the next episode.
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
 
 
 def _in_process(single: Callable[[], gymnasium.Env[Any, Any]], parent: int) -> gymnasium.Env[Any, Any]:
