@@ -336,7 +336,7 @@ def envpool_env(request: Request) -> Env:
         if unused:
             raise UserError(f"EnvPool's '{request.name}' does not take these options: {', '.join(sorted(unused))}.")
         spec = _declared(request.name, **config)
-        spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space)
+        spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space, _never_ends(spec))
     if request.pixels is not None:
         frames.require_pool(request.name, spec)
         config |= {"from_pixels": True, "render_width": request.pixels, "render_height": request.pixels}
@@ -353,6 +353,12 @@ def envpool_env(request: Request) -> Env:
         return engine if repeat == 1 else RepeatPool(engine, repeat)
 
     return pool(request.name, n, spaces, build, limit and limit // repeat)
+
+
+def _never_ends(spec: Any) -> bool:
+    """Whether `spec` is of DeepMind Control, where only the linear-quadratic regulators terminate."""
+    kind = type(spec).__name__
+    return kind.startswith("Dmc") and not kind.startswith("DmcLqr")
 
 
 class RepeatPool:

@@ -64,7 +64,7 @@ class Vector:
         built: Engine | None = None,
     ) -> None:
         self.name, self.num_envs = name, num_envs
-        self.spaces = Spaces(observation_space(spaces.obs, name), action_space(spaces.action, name))
+        self.spaces = spaces._replace(obs=observation_space(spaces.obs, name), action=action_space(spaces.action, name))
         self.engine_action = spaces.action
         self._start, self._autoreset, self._reset_rows, self._fresh = start, autoreset, reset_rows, fresh
         self._draw, self._limit = render, limit

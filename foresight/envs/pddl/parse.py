@@ -266,7 +266,7 @@ def _action(
     return Action(name, tuple(parameters), *(tuple(x) for x in (*conditions, *effects)))
 
 
-def _unsupported(domain: Domain, word: object) -> TypeGuard[str]:
+def _unsupported(word: object, domain: Domain) -> TypeGuard[str]:
     """Whether the first word of a condition is of a feature that is not supported, and no predicate of the domain."""
     return isinstance(word, str) and word in UNSUPPORTED and word not in domain.predicates
 
@@ -282,7 +282,7 @@ def _literals(
     if not words:
         return positive, negative
     head = words[0]
-    if _unsupported(domain, head):
+    if _unsupported(head, domain):
         raise source.unsupported(words.line, head)
     if head == "and":
         for one, at in zip(words[1:], words.lines[1:], strict=True):
@@ -294,7 +294,7 @@ def _literals(
         inner = words[1]
         if isinstance(inner, Words) and inner and inner[0] in ("and", "not"):
             raise source.unsupported(words.line, "or")
-        if isinstance(inner, Words) and inner and _unsupported(domain, inner[0]):
+        if isinstance(inner, Words) and inner and _unsupported(inner[0], domain):
             raise source.unsupported(words.line, inner[0])
         negative.append(atom(inner, words.line))
     else:
@@ -307,7 +307,7 @@ def _atom(source: Source, domain: Domain, names: Mapping[str, str], check: bool,
     if not isinstance(words, Words) or not words or not all(isinstance(word, str) for word in words):
         raise source.error(line, _shown(words), "'(predicate name ...)'")
     head, *terms = (str(word) for word in words)
-    if _unsupported(domain, head) or head == "not":
+    if _unsupported(head, domain) or head == "not":
         raise source.unsupported(line, head) if head != "not" else source.error(line, "'not'", "an atom")
     kinds = domain.predicates.get(head, (OBJECT, OBJECT) if head == "=" else None)
     if kinds is None:
