@@ -13,7 +13,7 @@ from foresight.data import episodes as data
 from foresight.data import trees
 from foresight.data.sequences import Sequences
 from foresight.data.trajectory import Trajectory, Tree, tree_map
-from foresight.envs.base import Env, Episodes, Unrolled
+from foresight.envs.base import Env, Episodes, Feedback, Unrolled
 from foresight.errors import UserError
 from foresight.ops import returns
 
@@ -92,23 +92,23 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
     """One whole episode of every environment, cut after at most `longest` steps as if by a time limit.
 
     T is the length of the longest episode. Environments that end earlier continue, with mask 0 on those steps: taking
-    the first episodes to end would favor short ones. `seed` is for the reset; finished episodes are added to
-    `finished`. Policies with a memory are not supported.
+    the first episodes to end would favor short ones. `seed` is for the reset. Every episode is added to `finished`:
+    one that is cut here has the sum of its rewards until the cut as its return. Policies with a memory are not
+    supported.
     """
     obs = env.reset(seed)
-    alive = torch.ones(env.num_envs)
+    alive, earned = torch.ones(env.num_envs), torch.zeros(env.num_envs)
     transitions: list[tuple[Any, ...]] = []
     limits = _Limits()
     while alive.any():
         t = len(transitions)
         action, _, _ = choose(trees.to(obs, device), None)
         feedback = env.step(action.cpu())
-        reported = list(zip(*(feedback.info.get(f"episode_{key}", []) for key in ("return", "length")), strict=True))
-        ended = feedback.cut.nonzero().squeeze(-1).tolist()
-        if len(reported) == len(ended):  # fewer where only a life of a game ended
-            kept = [pair for index, pair in zip(ended, reported, strict=True) if alive[index]]
-            finished.note({"episode_return": [r for r, _ in kept], "episode_length": [n for _, n in kept]})
+        earned += feedback.reward * feedback.mask * alive
+        _note_first(feedback, alive, finished)
         if t + 1 == longest:
+            unfinished = earned[(alive * (1 - feedback.cut)) > 0].tolist()
+            finished.note({"episode_return": unfinished, "episode_length": [t + 1] * len(unfinished)})
             feedback = feedback._replace(cut=torch.ones_like(feedback.cut))
             limits.add(t, alive, feedback.final_obs, None)
         elif feedback.final_obs is not feedback.obs:
@@ -117,6 +117,17 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
         alive = alive * (1 - feedback.cut)
         obs = feedback.obs
     return _rollout(transitions, [], obs, limits, device)
+
+
+def _note_first(feedback: Feedback, alive: Tensor, finished: Episodes) -> None:
+    """Add the episodes that ended with this step to `finished`, of the environments that are `alive` `[B]`."""
+    if "episode_return" not in feedback.info:
+        return
+    ended = (feedback.cut * feedback.mask).nonzero().squeeze(-1)  # a step that only resets ends no episode
+    kept = (alive[ended] > 0).tolist()
+    pairs = zip(feedback.info["episode_return"], feedback.info["episode_length"], kept, strict=True)
+    found = [(earned, length) for earned, length, first in pairs if first]
+    finished.note({"episode_return": [r for r, _ in found], "episode_length": [n for _, n in found]})
 
 
 def whole_episodes(

@@ -32,19 +32,19 @@ ACTION_MASK = MASK  # the key of a dict observation with the mask of allowed act
 
 
 class OneHot(nn.Module):
-    """Integers `[..., K]` (one integer `[...]` where `scalar`) as one-hot floats `[..., Σ counts]`.
+    """Integers in the last `dims` dims (one integer `[...]` where it is 0) as one-hot floats `[..., Σ counts]`.
 
     The k-th integer is one of `counts[k]` from `starts[k]` on.
     """
 
-    def __init__(self, counts: Sequence[int], starts: Sequence[int], scalar: bool) -> None:
+    def __init__(self, counts: Sequence[int], starts: Sequence[int], dims: int) -> None:
         super().__init__()
-        self.counts, self.scalar, self.size = tuple(int(n) for n in counts), scalar, int(sum(counts))
+        self.counts, self.dims, self.size = tuple(int(n) for n in counts), dims, int(sum(counts))
         self.starts = tuple(int(start) for start in starts)
 
     def forward(self, x: Tensor) -> Tensor:
         """One-hot blocks, concatenated."""
-        x = x.long().unsqueeze(-1) if self.scalar else x.long()
+        x = x.long().flatten(-self.dims) if self.dims else x.long().unsqueeze(-1)
         ranges = enumerate(zip(self.counts, self.starts, strict=True))
         return torch.cat([F.one_hot(x[..., i] - start, n).float() for i, (n, start) in ranges], -1)
 
@@ -119,9 +119,9 @@ def is_vector(space: gs.Space[Any]) -> bool:
 def vectorizer(space: gs.Space[Any]) -> Vectorizer:
     """The module that flattens observations of any supported space to float vectors `[..., size]`."""
     if isinstance(space, gs.Discrete):
-        return OneHot([int(space.n)], [int(space.start)], scalar=True)
+        return OneHot([int(space.n)], [int(space.start)], dims=0)
     if isinstance(space, gs.MultiDiscrete):
-        return OneHot(space.nvec.flatten().tolist(), space.start.flatten().tolist(), scalar=False)
+        return OneHot(space.nvec.flatten().tolist(), space.start.flatten().tolist(), space.nvec.ndim)
     if isinstance(space, gs.Dict):
         return DictVectorizer({name: vectorizer(part) for name, part in space.spaces.items() if name != ACTION_MASK})
     return Symbols(space.shape) if is_symbolic(space) else Flat(space.shape or ())  # type: ignore[arg-type]

@@ -35,10 +35,11 @@ def unroll_masks(discount: Tensor, cut: Tensor, mask: Tensor | None = None) -> t
     - `alive` is 1 where the step still belongs to the episode of step 0;
     - `over` is 1 where that episode has already terminated (discount 0): an absorbing state, whose value and rewards
       are 0. After a time limit neither is 1: the continuation is unknown.
-    A step with `mask` 0 (its action was ignored) is neither, and the steps after it are unknown.
+    A lost life, which has discount 0 but no cut, is such a termination too. A step with `mask` 0 (its action was
+    ignored) is neither, and the steps after it are unknown.
     """
     real = torch.ones_like(cut) if mask is None else mask
-    end = torch.maximum(cut, 1 - real)
+    end = torch.maximum(torch.maximum(cut, 1 - real), (discount == 0).to(cut.dtype))
     first = end * (end.cumsum(1) == 1)  # 1 at the step that ends the episode
     alive = (functional.pad(end.cumsum(1)[:, :-1], (1, 0)) == 0).to(cut.dtype) * real
     over = functional.pad((first * real * (discount == 0)).cumsum(1)[:, :-1], (1, 0))

@@ -78,6 +78,8 @@ def read(document: dict[str, Any]) -> Request:
         raise unknown("method", request.method, METHODS)
     if not 0 <= request.step <= MOST_STEPS:
         raise UserError(f"step must be between 0 and {MOST_STEPS:,}, not {request.step}.")
+    if not 0 <= request.seed < 2**32:
+        raise UserError(f"seed must be between 0 and {2**32 - 1:,}, not {request.seed}.")
     if not request.picture or max(len(request.picture), *(len(row) for row in request.picture)) > LARGEST:
         raise UserError(f"The grid must have 1 to {LARGEST} rows and columns.")
     return request

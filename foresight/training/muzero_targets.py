@@ -215,12 +215,19 @@ def spaces_of(spaces: Spaces | Game) -> tuple[Spaces, Game | None]:
 
 
 def observe(state: Learner, obs: Tree) -> tuple[Tree, Tensor | None]:
-    """The network's input for `obs` (or for positions of the State's game), and the legal actions, if given."""
+    """The network's input for `obs` (or for positions of the State's game), and the legal actions, if given.
+
+    Without a game, all actions are legal where the mask allows none: an engine with next-step autoreset asks for an
+    action on the final observation, and ignores it.
+    """
     game = getattr(state, "game", None)
     if game is not None and not isinstance(obs, dict):
         obs = selfplay.observe(game, obs)
     obs = trees.to(obs, state.generator.device)
-    return obs, obs[encoders.ACTION_MASK] > 0 if isinstance(obs, dict) and encoders.ACTION_MASK in obs else None
+    if not isinstance(obs, dict) or encoders.ACTION_MASK not in obs:
+        return obs, None
+    legal = obs[encoders.ACTION_MASK] > 0
+    return obs, legal if game is not None else legal | ~legal.any(-1, keepdim=True)
 
 
 def latent_model(config: ModelConfig, obs: Space[Any], actions: int, policy: int, players: int = 1) -> LatentModel:

@@ -15,6 +15,7 @@ from foresight.envs.base import Env
 from foresight.ops import returns
 
 COUNTER = "ForesightCounter-v0"
+REUSING = "ForesightReusing-v0"
 
 
 class Counter(gymnasium.Env[np.ndarray, Any]):
@@ -39,6 +40,27 @@ class Counter(gymnasium.Env[np.ndarray, Any]):
         return np.array([self._episode, self._at, self._last], dtype=np.float32)
 
 
+class Reusing(gymnasium.Env[Any, Any]):
+    """Shows the step, in one array that it reuses for all observations."""
+
+    def __init__(self, nested: bool = False) -> None:
+        self._x, self._nested = np.zeros(1, np.float32), nested
+        box = gs.Box(-1.0, 1e6, (1,), np.float32)
+        self.observation_space = gs.Dict({"x": box}) if nested else box
+        self.action_space = gs.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._x[:] = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self._x += 1
+        return self._obs(), 1.0, False, False, {}
+
+    def _obs(self) -> Any:
+        return {"x": self._x} if self._nested else self._x
+
+
 class Odd(gymnasium.Env[Any, Any]):
     """Has spaces that are no tensors."""
 
@@ -47,7 +69,7 @@ class Odd(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = (bad, good) if obs else (good, bad)
 
 
-for name, entry in ((COUNTER, Counter), ("ForesightOdd-v0", Odd)):
+for name, entry in ((COUNTER, Counter), (REUSING, Reusing), ("ForesightOdd-v0", Odd)):
     if name not in gymnasium.registry:
         gymnasium.register(name, entry)
 

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data.trajectory import Trajectory, tree_map
 from foresight.envs.base import Feedback
+from foresight.envs.control import vector
 from foresight.envs.make import make
-from tests.envs.example_envs import COUNTER, rollout, same
+from foresight.errors import UserError
+from tests.envs.example_envs import COUNTER, REUSING, rollout, same
 from tests.sabotage import change, sabotaged_by
 
 MODES = ("same_step", "next_step", "partial")
@@ -297,3 +300,47 @@ def test_envs_in_processes_are_the_same_envs(mode: str) -> None:
     here = make(COUNTER, num_envs=2, engine="gymnasium", time_limit=5)
     same(rollout(there, actions), rollout(here, actions))
     there.close()
+
+
+@sabotaged_by("foresight.envs.control.engines._with_own_end", lambda f: lambda single: single())
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("engine", ["gymnasium", "async"])
+def test_the_last_observation_is_kept_of_an_environment_that_reuses_its_array(engine: str, nested: bool) -> None:
+    actions = torch.zeros(2, 12, dtype=torch.int64)
+    name = REUSING.replace("Foresight", "tests.envs.example_envs:Foresight")
+    ends = {}
+    for mode in MODES:
+        env = make(name, num_envs=2, engine=engine, time_limit=3, autoreset=mode, nested=nested)
+        env.reset(0)
+        steps = [env.step(actions[:, t]) for t in range(12)]
+        finals = [f.final_obs["x"] if nested else f.final_obs for f in steps]
+        ends[mode] = [x.tolist() for x, f in zip(finals, steps, strict=True) if (f.cut * f.mask).all()]
+        env.close()
+    assert ends == {"same_step": [[[3.0], [3.0]]] * 4, "next_step": [[[3.0], [3.0]]] * 3, "partial": ends["same_step"]}
+
+
+def test_actions_stay_within_float64_bounds() -> None:
+    """float32(0.1) is above 0.1, and float32(-0.1) below -0.1."""
+    space = gs.Box(-0.1, 0.1, (2,), np.float64)
+    clipped = vector.action_converter(space)(torch.tensor([5.0, -5.0])).numpy()
+    assert space.contains(clipped) and space.contains(vector._engine_converter(space)(torch.tensor([5.0, -5.0])))
+    np.testing.assert_allclose(clipped, [0.1, -0.1], rtol=2e-7)
+    exact = gs.Box(np.array([-2.0, -np.inf]), np.array([2.0, np.finfo(np.float64).max]), dtype=np.float64)
+    assert vector.action_converter(exact)(torch.tensor([5.0, 1e38])).tolist() == [2.0, torch.tensor(1e38).item()]
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        (gs.Dict({"x": gs.Discrete(2)}), "Dict"),
+        (gs.Tuple((gs.Discrete(2),)), "Tuple"),
+        (gs.Sequence(gs.Discrete(2)), "Sequence"),
+    ],
+)
+def test_a_part_of_an_observation_that_is_no_tensor_is_refused_by_its_name(part: gs.Space[Any], kind: str) -> None:
+    space = gs.Dict({"arm": part, "eye": gs.Discrete(2), "word": gs.Text(3)})
+    with pytest.raises(UserError, match=f"'Robot-v0' has the space {kind} for the part 'arm'.*Wrap it"):
+        vector.observation_space(space, "Robot-v0")
+    assert vector.observation_space(gs.Dict({"eye": gs.Discrete(2), "word": gs.Text(3)}), "") == gs.Dict(
+        {"eye": gs.Discrete(2)}
+    )

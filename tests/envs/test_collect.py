@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces as gs
 
 from foresight.data.trajectory import tree_map
 from foresight.envs import collect
-from foresight.envs.base import Episodes
+from foresight.envs.base import Episodes, Spaces
+from foresight.envs.control import vector
 from foresight.errors import UserError
 from tests.algorithms.policy.small_envs import Clock, Corridor, Gymnasium
 from tests.sabotage import change, sabotaged_by, shift
@@ -103,7 +106,51 @@ def test_episodes_that_never_end_are_cut():
     assert unroll.trajectory.discount.all() and unroll.trajectory.mask.all()
     last = collect.successors(unroll, torch.zeros(4, 7), lambda obs, _: obs[:, 0])
     assert last.tolist() == [[0.0] * 6 + [1.0]] * 4
-    assert seen.returns == []
+    assert seen.returns == [-7.0] * 4 and seen.lengths == [7] * 4  # what they earned until the cut
+
+
+class Lengths:
+    """Episodes of environment i have `lengths[i]` steps, and only the last is rewarded: a `vector.Engine`."""
+
+    def __init__(self, lengths: tuple[int, ...], autoreset: str) -> None:
+        self._lengths, self._lost = np.array(lengths), autoreset == vector.NEXT_STEP
+        self._time, self._resetting = np.zeros(len(lengths), int), np.zeros(len(lengths), bool)
+
+    def reset(self):
+        return self._time[:, None].astype(np.float32), {}
+
+    def step(self, action):
+        self._time = np.where(self._resetting, 0, self._time + 1)
+        ended = self._time >= self._lengths
+        final = self._time[:, None].astype(np.float32)
+        if self._lost:
+            self._resetting = ended
+        else:
+            self._time = np.where(ended, 0, self._time)
+        return self.reset()[0], ended.astype(float), ended, np.zeros_like(ended), {"final_obs": final}
+
+    def close(self):
+        pass
+
+
+def _lengths(lengths: tuple[int, ...], autoreset: str) -> vector.Vector:
+    def start(seed: int):
+        engine = Lengths(lengths, autoreset)
+        return engine, engine.reset()[0]
+
+    spaces = Spaces(gs.Box(0, 99, (1,), np.float32), gs.Discrete(2))
+    return vector.Vector("Lengths", start, spaces, len(lengths), autoreset)
+
+
+@sabotaged_by("foresight.envs.collect._note_first", change("alive", torch.ones_like))
+@pytest.mark.parametrize("autoreset", [vector.SAME_STEP, vector.NEXT_STEP])
+def test_every_episode_of_a_batch_is_reported(autoreset: str) -> None:
+    seen = Episodes()
+    collect.episodes(_lengths((3, 50, 3, 50), autoreset), 0, _still, 20, CPU, seen)
+    assert seen.returns == [1.0, 1.0, 0.0, 0.0] and seen.lengths == [3, 3, 20, 20]
+    seen = Episodes()
+    collect.episodes(_lengths((2, 3, 4, 5), autoreset), 0, _still, 5, CPU, seen)  # the last ends at the cut by itself
+    assert seen.returns == [1.0] * 4 and seen.lengths == [2, 3, 4, 5]
 
 
 def test_whole_episodes_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

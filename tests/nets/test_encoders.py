@@ -122,6 +122,10 @@ def test_a_grid_of_symbols_becomes_one_hot():
 def test_integers_become_one_hot():
     assert encoders.vectorizer(gs.Discrete(3))(torch.tensor([2])).tolist() == [[0, 0, 1]]
     assert encoders.vectorizer(gs.MultiDiscrete([2, 3]))(torch.tensor([[1, 0]])).tolist() == [[0, 1, 1, 0, 0]]
+    grid = encoders.vectorizer(gs.MultiDiscrete([[2, 2], [3, 3]]))
+    seen = torch.tensor([[[0, 1], [2, 0]], [[1, 0], [1, 2]], [[0, 0], [0, 0]], [[1, 1], [2, 2]]])
+    assert grid(seen).shape == (4, 10) and grid(seen.unsqueeze(1)).shape == (4, 1, 10)
+    assert grid(seen)[0].tolist() == [1, 0, 0, 1, 0, 0, 1, 1, 0, 0]
 
 
 def test_integers_that_do_not_start_at_0_become_one_hot():

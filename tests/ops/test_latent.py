@@ -38,6 +38,14 @@ def test_rows_beyond_the_end_are_known_only_after_a_termination() -> None:
     assert over.tolist() == [[0, 0, 0, 1, 1], [0] * 5, [0] * 5, [0] * 5, [0] * 5]
 
 
+@sabotaged_by("foresight.ops.latent.unroll_masks", change("discount", torch.ones_like))
+def test_a_lost_life_is_absorbing_and_a_turn_of_the_opponent_is_not() -> None:
+    discount = torch.tensor([[1.0, 0.0, 1.0], [-1.0, -1.0, 0.0]])  # the game continues after the lost life
+    alive, over = latent.unroll_masks(discount, torch.zeros(2, 3))
+    assert alive.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert over.tolist() == [[0, 0, 1], [0, 0, 0]]
+
+
 @sabotaged_by("foresight.ops.latent.negative_cosine", flip_sign, swap("prediction", "target"))
 def test_consistency_is_a_cosine_and_holds_the_target_still() -> None:
     a, b = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.tensor([[1.0, 0.0]], requires_grad=True)

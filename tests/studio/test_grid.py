@@ -140,6 +140,8 @@ def test_the_updates_of_monte_carlo_are_returns() -> None:
         ({"gamma": float("nan")}, "finite number"),
         ({"step": -1}, "between 0 and"),
         ({"step": 10**9}, "between 0 and"),
+        ({"seed": -1}, "seed must be between 0 and 4,294,967,295, not -1"),
+        ({"seed": 1e300}, "seed must be between 0 and"),
         ({"method": "dqn"}, "dqn"),
         ({"picture": "S.G"}, "list of rows"),
         ({"picture": ["S" * 40]}, "16 rows"),

@@ -71,6 +71,30 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     assert weight.item() == 1.0
 
 
+def test_a_mask_that_allows_nothing_allows_all_but_in_a_game() -> None:
+    obs = {"x": torch.zeros(2, 1), "action_mask": torch.tensor([[0, 0, 0], [0, 1, 0]], dtype=torch.int8)}
+    for game, first in ((None, [True] * 3), (object(), [False] * 3)):
+        state: Any = SimpleNamespace(game=game, generator=torch.Generator())
+        _, legal = muzero_targets.observe(state, obs)
+        assert legal is not None and legal.tolist() == [first, [False, True, False]]
+
+
+@sabotaged_by("foresight.ops.latent.unroll_masks", change("discount", torch.ones_like))
+def test_a_lost_life_is_absorbing_although_the_game_continues() -> None:
+    """Rewards 1 to 5, no value, γ = 0.1: 1.2 and 2 with the life of the first two steps; then all is 0 and known."""
+    state: Any = SimpleNamespace(
+        config=SimpleNamespace(unroll_steps=3, n_steps=2, gamma=0.1),
+        target=SimpleNamespace(root=lambda obs: (None, torch.zeros(len(obs)), None)),
+    )
+    reward, zeros = torch.tensor([[1.0, 2, 3, 4, 5]]), torch.zeros(1, 5)
+    discount = torch.tensor([[1.0, 0, 1, 1, 1]])
+    extras = {"next_obs": torch.zeros(1, 5, 1)}
+    batch = Trajectory(torch.zeros(1, 5, 1), zeros, reward, discount, zeros, zeros + 1, extras=extras)
+    alive, known, value = muzero_targets.targets(state, batch, 2)
+    assert alive.tolist() == [[1, 1, 0, 0]] and known.tolist() == [[1, 1, 1, 1]]
+    torch.testing.assert_close(value, torch.tensor([[1.2, 2, 0, 0]]))
+
+
 class Counting:
     """The env counts by one, this model by `stride`; values are counts, rewards 0, logits (count, 0)."""
 

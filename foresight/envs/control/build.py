@@ -84,7 +84,8 @@ def make(
     env: Env = atari_set.make(request, spec, frame_stack) if game else _start(request)
     plain = not (flatten or rescale_action or visible or game or pixels or image_size or gray or (frame_stack or 1) > 1)
     simulator = simulators.find(name, action_repeat, options) if plain else None
-    env.spaces = env.spaces._replace(continuing=_continuing(name, options), simulator=simulator)
+    continuing = env.spaces.continuing or _continuing(name, options)
+    env.spaces = env.spaces._replace(continuing=continuing, simulator=simulator)
     if (pixels is not None or image_size is not None or gray) and not game:
         env = wrappers.picture(env, pixels or image_size, bool(gray))
     if flatten:

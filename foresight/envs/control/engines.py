@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib
@@ -105,10 +106,29 @@ def gymnasium_env(request: Request, engine: str) -> Env:
 def batched(single: Callable[[], gymnasium.Env[Any, Any]], request: Request, engine: str) -> VectorEnv:
     """The environments that `single` makes: in this process, or each in one of its own (`async`)."""
     mode = AUTORESET[request.autoreset]
+    if mode == AutoresetMode.SAME_STEP:
+        single = functools.partial(_with_own_end, single)
     if engine == "async":
         makers = [functools.partial(_in_process, single, os.getpid())] * request.num_envs
         return Processes(makers, autoreset_mode=mode)
     return SyncVectorEnv([single] * request.num_envs, autoreset_mode=mode)
+
+
+def _with_own_end(single: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
+    return OwnEnd(single())
+
+
+class OwnEnd(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Copies the last observation of an episode.
+
+    With same-step autoreset Gymnasium resets before it hands that observation on, and some environments reuse its
+    memory for the first observation of the next episode.
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
 
 
 def _in_process(single: Callable[[], gymnasium.Env[Any, Any]], parent: int) -> gymnasium.Env[Any, Any]:
@@ -316,7 +336,7 @@ def envpool_env(request: Request) -> Env:
         if unused:
             raise UserError(f"EnvPool's '{request.name}' does not take these options: {', '.join(sorted(unused))}.")
         spec = _declared(request.name, **config)
-        spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space)
+        spaces = Spaces(_unbounded(spec.gymnasium_observation_space), spec.gymnasium_action_space, _never_ends(spec))
     if request.pixels is not None:
         frames.require_pool(request.name, spec)
         config |= {"from_pixels": True, "render_width": request.pixels, "render_height": request.pixels}
@@ -333,6 +353,12 @@ def envpool_env(request: Request) -> Env:
         return engine if repeat == 1 else RepeatPool(engine, repeat)
 
     return pool(request.name, n, spaces, build, limit and limit // repeat)
+
+
+def _never_ends(spec: Any) -> bool:
+    """Whether `spec` is of DeepMind Control, where only the linear-quadratic regulators terminate."""
+    kind = type(spec).__name__
+    return kind.startswith("Dmc") and not kind.startswith("DmcLqr")
 
 
 class RepeatPool:

@@ -64,7 +64,7 @@ class Vector:
         built: Engine | None = None,
     ) -> None:
         self.name, self.num_envs = name, num_envs
-        self.spaces = Spaces(observation_space(spaces.obs, name), action_space(spaces.action, name))
+        self.spaces = spaces._replace(obs=observation_space(spaces.obs, name), action=action_space(spaces.action, name))
         self.engine_action = spaces.action
         self._start, self._autoreset, self._reset_rows, self._fresh = start, autoreset, reset_rows, fresh
         self._draw, self._limit = render, limit
@@ -193,14 +193,21 @@ def dtype(given: DTypeLike) -> np.dtype[Any]:
 
 
 def observation_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
-    """The space of observation tensors for `space`: Dicts lose parts that are not tensors (the text of a mission).
+    """The space of observation tensors for `space`: Dicts lose parts that are text (a mission).
 
-    Raises UserError if nothing is left.
+    Raises UserError for another part that is no tensor, and if nothing is left.
     """
     if isinstance(space, gs.Dict):
-        parts = {k: observation_space(v, name) for k, v in space.spaces.items() if isinstance(v, _PARTS)}
+        parts = {key: part for key, part in space.spaces.items() if not _is_text(part)}
+        for key, part in parts.items():
+            if not isinstance(part, _PARTS):
+                raise UserError(
+                    f"Environment '{name}' has the space {type(part).__name__} for the part '{key}' of its "
+                    "observation; supported are Box, Discrete, MultiDiscrete and MultiBinary, and text is left out. "
+                    "Wrap it so that its parts are not nested."
+                )
         if parts:
-            return gs.Dict(parts)
+            return gs.Dict({key: observation_space(part, name) for key, part in parts.items()})
     if isinstance(space, gs.Box):
         return space if space.dtype == dtype(space.dtype) else _box(space)
     if isinstance(space, _PARTS):
@@ -209,6 +216,10 @@ def observation_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
         f"Environment '{name}' has the observation space {type(space).__name__}; supported are Box, Discrete, "
         "MultiDiscrete, MultiBinary and a Dict of these. Wrap it so that it has one of them."
     )
+
+
+def _is_text(space: gs.Space[Any]) -> bool:
+    return space.dtype is not None and np.dtype(space.dtype).kind in "US"
 
 
 def action_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
@@ -234,14 +245,21 @@ def _box(space: gs.Box) -> gs.Box:
         return gs.Box(space.low.astype(kind), space.high.astype(kind), space.shape, kind)
 
 
+def _inner(space: gs.Box) -> tuple[Tensor, Tensor]:
+    """The bounds of `_box`, where they are finite moved inside those of `space`: float32(0.1) is above 0.1."""
+    box = _box(space)
+    low = np.where(np.isfinite(box.low) & (box.low < space.low), np.nextafter(box.low, np.inf), box.low)
+    high = np.where(np.isfinite(box.high) & (box.high > space.high), np.nextafter(box.high, -np.inf), box.high)
+    return torch.from_numpy(low.astype(box.low.dtype)), torch.from_numpy(high.astype(box.high.dtype))
+
+
 def action_converter(space: gs.Space[Any] | None) -> Callable[[Tensor], Tensor]:
     """The function from action tensors to those in `space`: clipped to the bounds of a Box, counted from its start.
 
     None: actions stay as they are.
     """
     if isinstance(space, gs.Box):
-        box = _box(space)
-        low, high = torch.from_numpy(box.low), torch.from_numpy(box.high)
+        low, high = _inner(space)
         bounded = low.isfinite().any() or high.isfinite().any()
         return (lambda action: action.clamp(low, high)) if bounded else lambda action: action
     start = torch.from_numpy(np.asarray(getattr(space, "start", 0), np.int64))

@@ -173,7 +173,7 @@ def _flat(space: gs.Space[Any], x: Tree) -> Tensor:
         columns = (x.long() - torch.as_tensor(space.start)).flatten(1).unbind(1)
         parts = zip(columns, space.nvec.flatten(), strict=True)
         return torch.cat([torch.nn.functional.one_hot(c, int(n)).float() for c, n in parts], dim=1)
-    return x.flatten(1).float()
+    return x.reshape(len(x), -1).float()
 
 
 def frame_stack(env: Env, count: int) -> Env:

@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 from foresight.envs.pddl.task import OBJECT, Action, Atom, Domain, Problem
 from foresight.errors import UserError, unknown
@@ -133,6 +134,7 @@ def problem_from(text: str, domain: Domain, name: str = "problem.pddl") -> Probl
     tree = source.tree()
     title = _header(source, tree, "problem")
     objects = dict(domain.constants)
+    atom = functools.partial(_atom, source, domain, objects, True)
     init: set[Atom] = set()
     goal: tuple[list[Atom], list[Atom]] | None = None
     for part in _parts(source, tree, (":domain", ":requirements", ":objects", ":init", ":goal"), 2):
@@ -143,14 +145,18 @@ def problem_from(text: str, domain: Domain, name: str = "problem.pddl") -> Probl
             objects |= dict(_typed(source, part, 1, domain.types))
         elif key == ":init":
             for one, line in zip(part[1:], part.lines[1:], strict=True):
-                init.add(_atom(source, domain, objects, True, one, line))
+                if isinstance(one, Words) and one[:1] == ["not"]:  # what is not in a state is false
+                    _literals(source, domain, one, line, atom)
+                else:
+                    init.add(atom(one, line))
         elif key == ":goal":
             if len(part) != 2:
                 raise source.error(part.line, f"{len(part) - 1} conditions in :goal", "one condition")
-            goal = _literals(source, part[1], part.lines[1], functools.partial(_atom, source, domain, objects, True))
+            goal = _literals(source, domain, part[1], part.lines[1], atom)
     if goal is None:
         raise source.error(tree.line, "a problem without a goal", "'(:goal ...)'")
-    init |= {("=", one, one) for one in objects} if _uses_equality(domain) else set()
+    if _uses_equality(domain) or any(a[0] == "=" for a in (*goal[0], *goal[1])):
+        init |= {("=", one, one) for one in objects}
     return Problem(title, domain, objects, frozenset(init), tuple(goal[0]), tuple(goal[1]), text)
 
 
@@ -247,7 +253,7 @@ def _action(
             if len(names) != len(constants) + len(parameters):
                 raise source.error(line, f"a variable twice in the action {name}", "different variables")
             continue
-        found = _literals(source, value, line, functools.partial(_atom, source, scope, names, False))
+        found = _literals(source, scope, value, line, functools.partial(_atom, source, scope, names, False))
         if key == ":precondition":
             conditions = found
         else:
@@ -260,8 +266,13 @@ def _action(
     return Action(name, tuple(parameters), *(tuple(x) for x in (*conditions, *effects)))
 
 
+def _unsupported(word: object, domain: Domain) -> TypeGuard[str]:
+    """Whether the first word of a condition is of a feature that is not supported, and no predicate of the domain."""
+    return isinstance(word, str) and word in UNSUPPORTED and word not in domain.predicates
+
+
 def _literals(
-    source: Source, words: Words | str, line: int, atom: Callable[[Words | str, int], Atom]
+    source: Source, domain: Domain, words: Words | str, line: int, atom: Callable[[Words | str, int], Atom]
 ) -> tuple[list[Atom], list[Atom]]:
     """The positive and the negative atoms of a conjunction."""
     positive: list[Atom] = []
@@ -271,11 +282,11 @@ def _literals(
     if not words:
         return positive, negative
     head = words[0]
-    if isinstance(head, str) and head in UNSUPPORTED:
+    if _unsupported(head, domain):
         raise source.unsupported(words.line, head)
     if head == "and":
         for one, at in zip(words[1:], words.lines[1:], strict=True):
-            for mine, more in zip((positive, negative), _literals(source, one, at, atom), strict=True):
+            for mine, more in zip((positive, negative), _literals(source, domain, one, at, atom), strict=True):
                 mine += more
     elif head == "not":
         if len(words) != 2:
@@ -283,7 +294,7 @@ def _literals(
         inner = words[1]
         if isinstance(inner, Words) and inner and inner[0] in ("and", "not"):
             raise source.unsupported(words.line, "or")
-        if isinstance(inner, Words) and inner and isinstance(inner[0], str) and inner[0] in UNSUPPORTED:
+        if isinstance(inner, Words) and inner and _unsupported(inner[0], domain):
             raise source.unsupported(words.line, inner[0])
         negative.append(atom(inner, words.line))
     else:
@@ -296,7 +307,7 @@ def _atom(source: Source, domain: Domain, names: Mapping[str, str], check: bool,
     if not isinstance(words, Words) or not words or not all(isinstance(word, str) for word in words):
         raise source.error(line, _shown(words), "'(predicate name ...)'")
     head, *terms = (str(word) for word in words)
-    if head in UNSUPPORTED or head == "not":
+    if _unsupported(head, domain) or head == "not":
         raise source.unsupported(line, head) if head != "not" else source.error(line, "'not'", "an atom")
     kinds = domain.predicates.get(head, (OBJECT, OBJECT) if head == "=" else None)
     if kinds is None:

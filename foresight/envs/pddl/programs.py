@@ -61,7 +61,7 @@ def arguments(problem: Problem) -> list[Any]:
     objects: list[Any] = list(problem.objects)
     if problem.domain.typed:
         objects = [[name, kind] for name, kind in problem.objects.items()]
-    return [objects, sorted(map(list, problem.init)), sorted(map(list, problem.goal))]
+    return [objects, list(map(list, problem.facts)), sorted(map(list, problem.goal))]
 
 
 def outcome(problem: Problem, result: Result, seconds: float = SECONDS) -> Outcome:

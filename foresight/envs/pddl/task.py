@@ -86,6 +86,11 @@ class Problem:
     goal_negative: tuple[Atom, ...] = ()
     text: str = field(default="", repr=False, compare=False)
 
+    @property
+    def facts(self) -> list[Atom]:
+        """The initial state in alphabetical order, without the atoms of equality: they hold in every state."""
+        return sorted(atom for atom in self.init if atom[0] != "=")
+
     def solved(self, state: State) -> bool:
         """Whether the goal holds."""
         return all(atom in state for atom in self.goal) and not any(atom in state for atom in self.goal_negative)
@@ -143,7 +148,7 @@ def write_problem(problem: Problem) -> str:
             f"(define (problem {problem.name}) (:domain {problem.domain.name})",
             f"  (:objects {objects})",
             "  (:init",
-            *(f"    {text_of(atom)}" for atom in sorted(problem.init)),
+            *(f"    {text_of(atom)}" for atom in problem.facts),
             "  )",
             f"  (:goal (and {' '.join(goal)})))\n",
         ]

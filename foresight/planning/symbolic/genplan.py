@@ -167,7 +167,7 @@ def abbreviated(problem: Problem) -> str:
         objects = {
             kind: [*names[:SHOWN], f"- {kind}"] if len(names) <= SHOWN else names for kind, names in objects.items()
         }
-    return f"objects:\n{few(objects)}\ninit:\n{few(_grouped(problem.init))}\ngoal:\n{few(_grouped(problem.goal))}\n"
+    return f"objects:\n{few(objects)}\ninit:\n{few(_grouped(problem.facts))}\ngoal:\n{few(_grouped(problem.goal))}\n"
 
 
 def _grouped(atoms: Any) -> dict[str, list[str]]:
@@ -180,7 +180,7 @@ def _grouped(atoms: Any) -> dict[str, list[str]]:
 def instruction(problem: Problem, before: str = "") -> str:
     """What a program takes and returns."""
     objects = "pairs (name, type)" if problem.domain.typed else "names"
-    atom: Atom = min(problem.init, key=lambda a: (-len(a), a))
+    atom: Atom = min(problem.facts or problem.goal, key=lambda a: (-len(a), a))
     action = next(iter(problem.domain.actions.values()))
     step = f"({' '.join((action.name, *(v.removeprefix('?') for v, _ in action.parameters)))})"
     return (

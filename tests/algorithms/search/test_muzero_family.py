@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -122,6 +124,40 @@ def test_only_legal_actions_are_chosen_and_trained_on(module: ModuleType) -> Non
         assert (action % 3 == 1).all() and extras["weights"][illegal].abs().sum() == 0
     weights = module.reanalyze(state, obs)["weights"]
     assert weights.shape == (4, 50) and weights[illegal].abs().sum() == 0
+
+
+class Closing(gymnasium.Env[Any, Any]):
+    """Three steps; nothing is allowed after the last. `Closing.taken` has the actions of all environments."""
+
+    observation_space = gs.Dict({"x": gs.Box(0, 9, (1,), np.float32), "action_mask": gs.MultiBinary(3)})
+    action_space = gs.Discrete(3)
+    taken: ClassVar[list[int]] = []
+
+    def _show(self) -> Any:
+        mask = np.array([0, 1, 0], np.int8) if self._at < 3 else np.zeros(3, np.int8)
+        return {"x": np.full(1, self._at, np.float32), "action_mask": mask}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._at = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> Any:
+        self.taken.append(int(action))
+        self._at += 1
+        return self._show(), 1.0, self._at == 3, False, {}
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+@pytest.mark.parametrize("module", DISCRETE, ids=name)
+def test_a_final_observation_may_allow_nothing(module: ModuleType, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("ForesightClosing-v0", entry_point=Closing)
+    monkeypatch.setitem(gymnasium.registry, "ForesightClosing-v0", spec)
+    monkeypatch.setattr(Closing, "taken", [])
+    fields = {**SMALL, "steps": 200, "learning_starts": 80, "train_every": 60, "reanalyze": 1.0}
+    env = make("ForesightClosing-v0", num_envs=4, engine="gymnasium", autoreset=mode)
+    *_, (step, metrics, state) = module.train(build_config(module.Config, **fields), env)
+    assert step >= 200 and state.updates > 0 and set(Closing.taken) == {1}
+    assert all(math.isfinite(value) for value in metrics.values())
 
 
 @pytest.mark.parametrize("module", DISCRETE, ids=name)

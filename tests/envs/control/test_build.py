@@ -109,6 +109,24 @@ def test_frame_stack_leaves_the_action_mask_to_the_next_action(mode: str, monkey
         make("ForesightMasked-v0", num_envs=1, flatten=True)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_scalar_observation_is_flattened(nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scalar(gymnasium.Env[Any, Any]):
+        number = gs.Box(0, 1, (), np.float32)
+        observation_space = gs.Dict({"x": number, "y": gs.Discrete(2)}) if nested else number
+        action_space = gs.Discrete(2)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            x = np.array(0.5, np.float32)
+            return {"x": x, "y": 1} if nested else x, {}
+
+    spec = gymnasium.envs.registration.EnvSpec("ForesightScalar-v0", entry_point=Scalar)
+    monkeypatch.setitem(gymnasium.registry, "ForesightScalar-v0", spec)
+    env = make("ForesightScalar-v0", num_envs=4, flatten=True)
+    assert env.reset(0).tolist() == [[0.5, 0, 1] if nested else [0.5]] * 4
+    assert env.spaces.obs.shape == (3 if nested else 1,)
+
+
 def test_action_repeat_sums_rewards_and_stops_at_the_end() -> None:
     env = make(COUNTER, num_envs=1, action_repeat=2, engine="gymnasium")
     env.reset(0)

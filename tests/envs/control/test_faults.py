@@ -230,6 +230,13 @@ def test_a_discount_of_1_needs_an_end(module: Any) -> None:
         ("Pendulum-v1", {"visible": [0, 1], "frame_stack": 2}, True),
         ("CartPole-v1", {}, False),
         ("MountainCar-v0", {"engine": "gymnasium"}, False),
+        ("Glide-v0", {}, True),
+        ("ErrandPoints-v0", {}, True),
+        ("TwoRoutes-v0", {}, False),
+        ("CheetahRun-v1", {"engine": "envpool"}, True),
+        ("CheetahRun-v1", {"flatten": True, "action_repeat": 2}, True),
+        ("LqrLqr21-v1", {"engine": "envpool"}, False),
+        ("LunarLander-v3", {"engine": "envpool"}, False),
     ],
 )
 def test_which_environments_have_no_end(name: str, options: dict[str, Any], continuing: bool) -> None:

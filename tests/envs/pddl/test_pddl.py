@@ -8,13 +8,14 @@ import itertools
 import numpy as np
 import pytest
 
-from foresight.envs.pddl import domains, kernels, make
+from foresight.envs.pddl import domains, kernels, make, programs
 from foresight.envs.pddl.ground import ground
 from foresight.envs.pddl.parse import domain_from, problem_from
 from foresight.envs.pddl.task import Action, ground_actions, write_domain, write_problem
 from foresight.envs.pddl.validate import read_plan, validate
 from foresight.errors import UserError
 from foresight.planning.dynamic import bellman
+from foresight.planning.symbolic import genplan
 from tests.sabotage import sabotaged_by
 
 SMALL = {name: domains.of_size(name, 3) for name in domains.NAMES}
@@ -69,7 +70,8 @@ def test_an_error_names_the_file_the_line_and_what_was_expected(before, after, r
     [
         ("(p o1)", "(q o1 o3)", "line 3: 'o3', which is no object,; expected one of o1, o2"),
         ("(p o2)", "(q o1 o2)", "line 2: 'o2' of type b in 'p'; expected an object of type a"),
-        ("(not (p o1))", "(q o1 o2)", r"line 2: \(not \['p', 'o1'\]\); expected"),
+        ("(not (p o2))", "(q o1 o2)", "line 2: 'o2' of type b in 'p'; expected an object of type a"),
+        ("(not (p o1) (p o1))", "(q o1 o2)", "line 2: 'not' of 2 conditions"),
         ("(p o1)", "(exists (?x) (p ?x))", r"line 3: quantifiers \(exists\) not supported"),
     ],
 )
@@ -77,6 +79,50 @@ def test_errors_of_problems(init, goal, reported):
     text = f"(define (problem x) (:domain d) (:objects o1 - a o2 - b)\n(:init {init})\n(:goal {goal}))"
     with pytest.raises(UserError, match="p.pddl, " + reported):
         problem_from(text, domain_from(DOMAIN), "p.pddl")
+
+
+def test_a_negated_atom_of_the_initial_state_is_false():
+    problem = problem_from(
+        "(define (problem z) (:domain d) (:objects o1 - a o2 - b) (:init (p o1) (not (q o1 o2))) (:goal (q o1 o2)))",
+        domain_from(DOMAIN),
+    )
+    assert problem.init == {("p", "o1")} and validate(problem, ["(go o1 o2)"]).valid
+
+
+@pytest.mark.parametrize("word", ["over", "assign", "decrease", "preference"])
+def test_a_predicate_that_is_declared_is_no_keyword(word):
+    domain = domain_from(DOMAIN.replace("(p ", f"({word} "))
+    problem = problem_from(
+        f"(define (problem z) (:domain d) (:objects o1 - a o2 - b) (:init ({word} o1)) (:goal (not ({word} o1))))",
+        domain,
+    )
+    assert domain.actions["go"].positive == ((word, "?x"),) and validate(problem, ["(go o1 o2)"]).valid
+
+
+PAIRS = """(define (domain d) (:requirements :strips :equality :negative-preconditions)
+  (:predicates (free ?x) (joined ?x ?y))
+  (:action join :parameters (?x ?y)
+    :precondition (and (free ?x) (free ?y) (not (= ?x ?y)))
+    :effect (and (joined ?x ?y) (not (free ?x)) (not (free ?y)))))"""
+
+
+def test_equality_is_not_among_the_facts_that_others_get():
+    """Fast Downward reads an `=` in :init as the value of a function."""
+    text = "(define (problem z) (:domain d) (:objects u v) (:init (free u) (free v)) (:goal (joined u v)))"
+    problem = problem_from(text, domain_from(PAIRS))
+    assert [a.name for a in ground(problem).actions] == ["(join u v)", "(join v u)"]
+    assert "(=" not in write_problem(problem) and "(not (= ?x ?y))" in write_domain(problem.domain)
+    assert problem_from(write_problem(problem), problem.domain).init == problem.init
+    assert programs.arguments(problem)[1] == [["free", "u"], ["free", "v"]]
+    assert "=" not in genplan.abbreviated(problem) and "('free', 'u')" in genplan.instruction(problem)
+
+
+def test_a_goal_may_use_equality():
+    text = "(define (problem z) (:domain d) (:objects o1 - a o2 - b) (:init (p o1)) (:goal (and (q o1 o2) (= o1 o1))))"
+    problem = problem_from(text, domain_from(DOMAIN))
+    assert ground(problem).possible and validate(problem, ["(go o1 o2)"]).valid
+    apart = problem_from(text.replace("(= o1 o1)", "(not (= o1 o1))"), problem.domain)
+    assert not ground(apart).possible and not validate(apart, ["(go o1 o2)"]).valid
 
 
 def test_an_atom_that_is_added_and_deleted_is_true():

@@ -21,7 +21,7 @@ class Glide:
     is from 0 to 1: half for being near, half for being slow at the point. Episodes are cut after 40 steps.
     """
 
-    spaces = Spaces(gs.Box(-10.0, 10.0, (4,), np.float32), gs.Box(-1.0, 1.0, (2,), np.float32))
+    spaces = Spaces(gs.Box(-10.0, 10.0, (4,), np.float32), gs.Box(-1.0, 1.0, (2,), np.float32), continuing=True)
 
     def __init__(self, num_envs: int) -> None:
         self.limit = 40

@@ -38,6 +38,7 @@ class Points:
             }
         ),
         gs.Box(np.array([0, 0, 0, 0, -1], np.float32), np.ones(5, np.float32)),
+        continuing=True,
     )
 
     def __init__(self, num_envs: int, held_out: int = 0) -> None:
