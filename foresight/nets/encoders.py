@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from foresight import errors
 from foresight.errors import UserError
+from foresight.nets import precision
 from foresight.nets.actor_critic import SeparateNetworks, SharedTrunk, VectorizedMLP
 from foresight.nets.conv import Impala, Nature, Nips, Planes, order
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead, StateDependentHead
@@ -98,15 +99,12 @@ class Symbols(nn.Module):
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether the values of `x` can be read here: they cannot where a graph is compiled, traced or captured.
-
-    And there are none where it is empty.
-    """
+    """Whether `x` has values that can be looked at: not where a graph is compiled, traced or recorded."""
     if not x.numel() or x.is_meta or torch.compiler.is_compiling():
         return False
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return False
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not precision.recording(x.device)
 
 
 class DictVectorizer(nn.Module):

@@ -138,7 +138,7 @@ def test_spaces_are_described_as_minari_does() -> None:
 @sabotaged_by("foresight.data.episodes._pictures", lambda f: lambda column: 255 - f(column))
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 def test_what_minari_writes_is_read(form: str, tmp_path: Path) -> None:
-    """Images, which it compresses unless told otherwise, gray ones, and a number, which it writes as a list of one."""
+    """Images, which it compresses by default, in color and gray, and a number, which it writes as a list of one."""
     space = gs.Dict({
         "eye": gs.Box(0, 255, (40, 48, 3), np.uint8), "gray": gs.Box(0, 255, (32, 32), np.uint8),
         "speed": gs.Box(-1, 1, (), np.float32),
