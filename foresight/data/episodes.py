@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -324,10 +325,19 @@ def _tensor(column: Any, space: gs.Space[Any]) -> Tree:
     """A column as float32, uint8 or int64 `[T + 1, ...]`."""
     if isinstance(space, gs.Dict):
         return {name: _tensor(column.field(name), part) for name, part in space.items()}
-    values = (column.flatten() if space.shape else column).to_numpy(zero_copy_only=False)
-    kind = np.dtype(space.dtype)
+    kind, form = np.dtype(space.dtype), importlib.import_module("pyarrow").types
+    if form.is_binary(column.type):
+        values = _pictures(column)
+    else:  # lists also where the space is one number
+        values = (column if form.is_primitive(column.type) else column.flatten()).to_numpy(zero_copy_only=False)
     wanted = torch.float32 if kind.kind == "f" else torch.uint8 if kind == np.uint8 else torch.int64
     return torch.tensor(values, dtype=wanted).view(len(column), *(space.shape or ()))
+
+
+def _pictures(column: Any) -> np.ndarray:
+    """Images in files' bytes, as Minari stores those of at least 32 pixels a side by default, `[T + 1, H, W, ...]`."""
+    open_image = importlib.import_module("PIL.Image").open
+    return np.stack([np.asarray(open_image(io.BytesIO(row.as_py()))) for row in column])
 
 
 def _shape(space: dict[str, Any]) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from foresight import errors
 from foresight.errors import UserError
+from foresight.nets import precision
 from foresight.nets.actor_critic import SeparateNetworks, SharedTrunk, VectorizedMLP
 from foresight.nets.conv import Impala, Nature, Nips, Planes, order
 from foresight.nets.heads import CategoricalHead, MultiCategoricalHead, NormalHead, StateDependentHead
@@ -28,6 +29,7 @@ ImageNetwork = Nature | Nips | Impala | ViT | Swin
 IMAGES: dict[str, Callable[..., ImageNetwork]] = {
     "nature": Nature, "nips": Nips, "impala": Impala, "vit": ViT, "swin": Swin,
 }  # fmt: skip
+GRID = 25  # cells of a side of a grid of symbols, at most
 ACTION_MASK = MASK  # the key of a dict observation with the mask of allowed actions
 
 
@@ -71,15 +73,38 @@ class Symbols(nn.Module):
     """
 
     COUNTS = (11, 6, 4)
+    LARGEST = 31  # a grid with objects of its own has some codes more; colors are above
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
-        self.size = shape[0] * shape[1] * sum(self.COUNTS)
+        self.shape, self.size = tuple(shape), shape[0] * shape[1] * sum(self.COUNTS)
+        self.seen = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Three one-hot blocks per cell."""
+        """Three one-hot blocks per cell. Raises UserError if the first grids that are not all 0 are a small image."""
+        if not self.seen and _readable(x):
+            self._look(int(x.max()))
         parts = [x[..., i : i + 1] == torch.arange(n, device=x.device) for i, n in enumerate(self.COUNTS)]
         return torch.cat(parts, -1).float().flatten(-3)
+
+    def _look(self, largest: int) -> None:
+        if largest > self.LARGEST:
+            size = " x ".join(map(str, self.shape))
+            raise UserError(
+                f"Observations of {size} bytes are read as grids of MiniGrid's symbols, but one holds {largest}, which "
+                f"is the color of an image. An image has a side of more than {GRID} pixels: enlarge it in the "
+                "environment, or with --env-options image_size=40."
+            )
+        self.seen = largest > 0
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether `x` has values that can be looked at: not where a graph is compiled, traced or recorded."""
+    if not x.numel() or x.is_meta or torch.compiler.is_compiling():
+        return False
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return False
+    return not precision.recording(x.device)
 
 
 class DictVectorizer(nn.Module):
@@ -108,7 +133,7 @@ def is_image(space: gs.Space[Any]) -> bool:
 def is_symbolic(space: gs.Space[Any]) -> bool:
     """Whether observations are a grid of symbols as MiniGrid's: bytes `[H, W, 3]`, too small for an image."""
     shape = space.shape if isinstance(space, gs.Box) and space.dtype == np.uint8 else None
-    return shape is not None and len(shape) == 3 and shape[2] == 3 and max(shape[:2]) <= 25 and min(shape[:2]) >= 3
+    return shape is not None and len(shape) == 3 and shape[2] == 3 and max(shape[:2]) <= GRID and min(shape[:2]) >= 3
 
 
 def is_vector(space: gs.Space[Any]) -> bool:

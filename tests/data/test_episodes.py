@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from minari.data_collector.episode_buffer import EpisodeBuffer
+from minari.dataset.minari_storage import MinariStorage
 from minari.serialization import deserialize_space, serialize_space
 
 from foresight.data import episodes
@@ -131,6 +133,32 @@ def test_spaces_are_described_as_minari_does() -> None:
             raise AssertionError(error) from error
         assert episodes._shape(json.loads(serialize_space(space))) == episodes._shape(json.loads(text))
     episodes.check_spaces(gs.Dict(parts | {"keys": OBS}), ACTION)
+
+
+@sabotaged_by("foresight.data.episodes._pictures", lambda f: lambda column: 255 - f(column))
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_what_minari_writes_is_read(form: str, tmp_path: Path) -> None:
+    """Images, which it compresses by default, in color and gray, and a number, which it writes as a list of one."""
+    space = gs.Dict({
+        "eye": gs.Box(0, 255, (40, 48, 3), np.uint8), "gray": gs.Box(0, 255, (32, 32), np.uint8),
+        "speed": gs.Box(-1, 1, (), np.float32),
+    })  # fmt: skip
+    eye = np.zeros((3, 40, 48, 3), np.uint8) + np.array([200, 30, 90], np.uint8)
+    eye[1] = eye[1, ..., ::-1]
+    gray, speed = np.full((3, 32, 32), 77, np.uint8), np.array([0.0, 0.5, -1.0], np.float32)
+    (tmp_path / "data").mkdir()
+    storage = MinariStorage.new(tmp_path / "data", space, gs.Box(-1, 1, (), np.float32), data_format=form)
+    buffer = EpisodeBuffer(
+        observations={"eye": list(eye), "gray": list(gray), "speed": speed},
+        actions=[np.float32(0.25), np.float32(-0.5)], rewards=[1.0, 2.0], terminations=[False, True],
+        truncations=[False, False],
+    )  # fmt: skip
+    storage.update_episodes([buffer])
+    found = episodes.read(tmp_path, space, gs.Box(-1, 1, (), np.float32))
+    assert found.obs["eye"].dtype == torch.uint8 and found.obs["eye"].shape == eye.shape
+    assert (found.obs["eye"].int() - torch.tensor(eye).int()).abs().max() <= 3
+    assert (found.obs["gray"].int() - 77).abs().max() <= 3 and found.obs["gray"].shape == gray.shape
+    assert torch.equal(found.obs["speed"], torch.tensor(speed)) and found.action.tolist() == [0.25, -0.5, 0]
 
 
 def test_a_mask_of_cameras_is_stored(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.sabotage import change, sabotaged_by
 
 GAMMA = 0.8
 DREAMER = dreamer.Config(
-    steps=10**9, num_envs=256, rollout_steps=8, learning_starts=0, train_ratio=0.0, batch_size=64, sequence_length=4,
+    steps=10**9, num_envs=256, rollout_steps=8, learning_starts=0, train_ratio=1e-9, batch_size=64, sequence_length=4,
     replay_size=40_960, horizon=4, learning_rate=1e-2, lr_warmup=10, gamma=GAMMA, slow_critic_rate=0.1,
     deter=32, hidden=32, groups=4, classes=4, blocks=1, units=32, layers=1,
 )  # fmt: skip

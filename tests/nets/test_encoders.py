@@ -119,6 +119,20 @@ def test_a_grid_of_symbols_becomes_one_hot():
     assert not encoders.is_symbolic(gs.Box(0, 255, (64, 64, 3), np.uint8))
 
 
+def test_a_small_picture_is_not_read_as_symbols():
+    """Colors are far above MiniGrid's codes; some codes more, of objects of one's own, are zeros."""
+    space = gs.Box(0, 255, (20, 20, 3), np.uint8)
+    network, colors = encoders.encoder(space, (8,)), torch.full((2, 20, 20, 3), 200, dtype=torch.uint8)
+    network(torch.zeros_like(colors))  # a black one tells nothing
+    with pytest.raises(UserError, match=r"20 x 20 x 3 bytes .* MiniGrid's symbols, .* 200, .*image_size=40"):
+        network(colors)
+    with pytest.raises(UserError, match="symbols"):
+        network(colors)
+    own = encoders.encoder(space, (8,))
+    assert own(torch.full((1, 20, 20, 3), 12, dtype=torch.uint8)).shape == (1, 8)
+    assert own(colors).shape == (2, 8)  # only the first is looked at
+
+
 def test_integers_become_one_hot():
     assert encoders.vectorizer(gs.Discrete(3))(torch.tensor([2])).tolist() == [[0, 0, 1]]
     assert encoders.vectorizer(gs.MultiDiscrete([2, 3]))(torch.tensor([[1, 0]])).tolist() == [[0, 1, 1, 0, 0]]

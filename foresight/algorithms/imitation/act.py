@@ -109,7 +109,8 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
         1, config, "chunk", "batch_size", "dim", "heads", "hidden", "posterior_layers", "encoder_layers",
         "decoder_layers", "latent",
     )  # fmt: skip
-    errors.between(1, config.chunk, config, "action_steps")
+    if config.ensemble is None:
+        errors.between(1, config.chunk, config, "action_steps")
     errors.share(config, "dropout")
     if config.dim % config.heads or config.dim % 2:
         raise UserError(f"dim must be an even multiple of heads, {config.heads}, not {config.dim}.")

@@ -22,6 +22,7 @@ from foresight.data import trees
 from foresight.data.episodes import Episodes
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Spaces
+from foresight.nets import encoders
 from foresight.nets.imitation import ActionCode, NormalizedObs
 from foresight.nets.mlp import MLP
 from foresight.training import offline, optim
@@ -30,6 +31,7 @@ KIND = "control"
 UNIT = "updates"
 METRICS = ("loss",)
 REPORT = 50  # updates between two yields
+MASKED = -1e9  # logit of a masked action: finite, as a target of 0 times -inf is NaN
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,16 @@ class Policy(nn.Module):
 
     def __init__(self, spaces: Spaces, hidden: tuple[int, ...], images: str) -> None:
         super().__init__()
-        self.spaces = spaces
+        self.spaces, self.mask_key = spaces, encoders.mask_key(spaces.obs)
         self.inputs, self.actions = NormalizedObs(spaces.obs, images), ActionCode(spaces.action)
         self.body = MLP(self.inputs.size, hidden, "relu")
         self.head = nn.Linear(self.body.size, self.actions.width)
 
     def forward(self, obs: Tree) -> Tensor:
-        """`[..., width]`."""
+        """`[..., width]`; masked actions are `MASKED`."""
         y: Tensor = self.head(self.body(self.inputs(obs)))
+        if self.mask_key is not None and self.actions.discrete:
+            y = y.masked_fill(obs[self.mask_key] == 0, MASKED)
         return y
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -37,7 +38,7 @@ from foresight.data import trees
 from foresight.data.sequences import Arrival, Sequences, arrivals
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets import precision
@@ -129,6 +130,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimizer and replay. Raises UserError for spaces and settings that are not supported."""
     _check(config)
+    require_end(spaces, config.gamma)
     imagination.require_searchable(config.search_simulations, spaces.action)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -333,6 +335,8 @@ def _check(config: Config) -> None:
         "classes", "blocks", "deter", "hidden", "units", "layers", "depth", "patch",
     )  # fmt: skip
     errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate")
+    if not 0 < config.train_ratio < math.inf:
+        raise UserError(f"train_ratio must be above 0, not {config.train_ratio}: it is replayed steps per env step.")
     if config.imagined_last > config.sequence_length:
         raise UserError(
             f"imagined_last {config.imagined_last} is more than sequence_length {config.sequence_length}: "

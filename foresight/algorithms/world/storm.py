@@ -47,7 +47,7 @@ from foresight.data import trees
 from foresight.data.sequences import Arrival, Sequences, arrivals
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets import precision
@@ -152,6 +152,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimizers and replay. Raises UserError for spaces and settings that are not supported."""
     _check(config)
+    require_end(spaces, config.gamma)
     imagination.require_searchable(config.search_simulations, spaces.action)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

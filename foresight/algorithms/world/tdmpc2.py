@@ -36,7 +36,7 @@ from foresight.data import trees
 from foresight.data.sequences import Sequences, arrivals
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
-from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
+from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets.models.tdmpc2 import TDMPC2, LatentPolicy, QEnsemble
@@ -123,6 +123,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Networks, optimizers and replay. Raises UserError for spaces and settings that are not supported."""
     _check(config)
+    require_end(spaces, config.gamma)
     size, units, bins = config.latent_size, config.hidden, config.bins
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

@@ -15,6 +15,13 @@ from foresight.errors import UserError
 from foresight.nets.outputs import Categorical
 from foresight.ops import transforms
 
+ROWS = 1_000_000  # steps of which quantiles are taken, at most
+
+
+def spread(action: Tensor) -> Tensor:
+    """At most `ROWS` of the steps `[S, ...]`, evenly spaced over all."""
+    return action[:: max(1, -(-len(action) // ROWS))]
+
 
 class ActionTokens(nn.Module):
     """Actions of a space as K tokens of a vocabulary of V: `encode` and `decode` are inverse at the bins' centers.
@@ -62,7 +69,7 @@ class ActionTokens(nn.Module):
     def fit(self, action: Tensor) -> None:
         """Take the ranges of `action` `[S, K]`, or `[S, C, A]`. A constant number keeps the range of the space."""
         if self.continuous:
-            rows = self.flat(action[:1_000_000]).float()
+            rows = self.flat(spread(action)).float()
             low, high = torch.quantile(rows, torch.tensor([0.01, 0.99], device=rows.device), dim=0)
             moves = high - low > 1e-6
             self.low.copy_(torch.where(moves, low, self.low))
@@ -131,7 +138,7 @@ class SharedTokens(nn.Module):
 
     def fit(self, action: Tensor, which: int) -> None:
         """Take the ranges of embodiment `which` from its actions `[S, K]`; choices and constants keep theirs."""
-        own = action[:1_000_000, : self.lengths[which]]
+        own = spread(action)[:, : self.lengths[which]]
         low, high = torch.quantile(own, torch.tensor([0.01, 0.99], device=own.device), dim=0)
         moves = (high - low > 1e-6) & self.numbers[which].to(own.device)
         for table, values in ((self.low, low), (self.high, high)):

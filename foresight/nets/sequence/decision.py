@@ -69,6 +69,8 @@ class DecisionTransformer(nn.Module):
         The output of a step depends on its return and observation and on everything before; its action and what
         follows are invisible to it.
         """
+        if isinstance(self.obs_space, gs.Discrete):  # padding is 0, which may be none of the integers
+            obs = obs.masked_fill(mask == 0, int(self.obs_space.start))
         asked = self.embed_return((to_go / self.scale).unsqueeze(-1))
         tokens = torch.stack([asked, self.embed_obs(self.inputs(obs)), self.embed_action(action)], 2)  # [B, K, 3, D]
         when = self.embed_time(time.clamp(max=self.max_length - 1)).unsqueeze(2)

@@ -124,10 +124,16 @@ def test_pictures_are_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(act.act(state, obs, carry)[0], act.predict(state, obs)[:, 1])
 
 
+def test_a_chunk_may_be_shorter_than_action_steps_where_all_predictions_are_averaged() -> None:
+    config = dataclasses.replace(CONFIG, chunk=4, action_steps=8, ensemble=0.01)
+    action = act.act(act.build(config, SPACES), torch.zeros(3, 2))[0]
+    assert action.shape == (3, *SPACES.action.shape)
+
+
 def test_mistakes_are_named() -> None:
     for fields, message in (
         ({"chunk": 8}, "chunk 8 is longer than every episode of the data: the longest has 6 steps"),
-        ({"action_steps": 5}, "action_steps must be between 1 and 4, not 5"),
+        ({"ensemble": None, "action_steps": 5}, "action_steps must be between 1 and 4, not 5"),
         ({"heads": 3}, "dim must be an even multiple of heads, 3, not 8"),
     ):
         with pytest.raises(UserError, match=message):

@@ -60,6 +60,18 @@ def test_pictures_are_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (state.policy.inputs.mean == 0).all() and (state.policy.inputs.std == 1).all()  # one-hot is not scaled
 
 
+def test_masked_actions_are_not_taken_nor_trained_against() -> None:
+    space = gs.Dict({"seen": gs.Box(0, 1, (1,), np.float32), "action_mask": gs.MultiBinary(2)})
+    state = bc.build(CONFIG, ENV.spaces._replace(obs=space))
+    with torch.no_grad():
+        state.policy.head.bias[1] = 100.0
+    masks = torch.tensor([[1, 1], [1, 0], [0, 1]], dtype=torch.int8)
+    obs = {"seen": torch.ones(3, 1), "action_mask": masks}
+    assert bc.act(state, obs)[0].tolist() == [1, 0, 1]
+    only = {"seen": torch.ones(1, 1), "action_mask": masks[1:2]}
+    assert bc.update(state, only, torch.tensor([0]))["loss"] == 0  # there was no other action
+
+
 def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="share must be between"):
         last(bc, dataclasses.replace(CONFIG, share=0), ENV)

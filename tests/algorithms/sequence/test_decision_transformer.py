@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces as gs
 
 from foresight.algorithms.sequence import decision_transformer as dt
 from foresight.algorithms.sequence import online_decision_transformer as odt
 from foresight.errors import UserError
+from foresight.nets.sequence import decision
 from foresight.training import offline
 from tests.algorithms.sequence.chain import ENV, SPACES, chain
 from tests.algorithms.small_runs import last
@@ -34,6 +37,18 @@ def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     assert stopped.step == 50 and resumed.step == 60 and torch.equal(weights(resumed), weights(whole))
     assert torch.equal(resumed.net.scale, whole.net.scale) and whole.net.best == 2
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_integers_that_do_not_start_at_0_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding, which is 0, is none of them; what stands there changes nothing."""
+    data = dataclasses.replace(chain(), obs=torch.full((48,), 2))
+    monkeypatch.setattr(offline, "read", lambda *_: data)
+    env = SimpleNamespace(spaces=SPACES._replace(obs=gs.Discrete(3, start=1)), num_envs=1)
+    state = last(dt, dataclasses.replace(CONFIG, steps=2), env)
+    _, extras, carry = dt.act(state, torch.tensor([2]))
+    other = {**decision.empty_carry(state.net, torch.tensor([2]), 2), "obs": torch.full((1, 2), 3)}
+    assert torch.equal(dt.act(state, torch.tensor([2]), other)[1]["output"], extras["output"])
+    assert carry["obs"][0, -1] == 2
 
 
 def _env() -> Any:

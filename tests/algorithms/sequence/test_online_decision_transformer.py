@@ -48,6 +48,14 @@ def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     assert resumed.env_steps == whole.env_steps == 32 and torch.equal(resumed.replay.reward, whole.replay.reward)
 
 
+def test_integers_that_do_not_start_at_0_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline, "read", lambda *_: dataclasses.replace(chain(), obs=torch.full((48,), 2)))
+    state = odt.build(CONFIG, SPACES._replace(obs=gs.Discrete(3, start=1)))
+    odt.read_files(state)
+    assert math.isfinite(odt.update(state, state.replay.windows(8, 2, state.sampler))["loss"])
+    assert odt.act(state, torch.tensor([2, 3]), explore=True)[0].shape == (2,)
+
+
 def test_the_replay_begins_with_the_best_and_drops_the_oldest() -> None:
     state = odt.build(CONFIG, SPACES)
     odt.read_files(state)

@@ -116,7 +116,7 @@ def test_it_imagines_from_the_last_rows_only_where_that_is_asked() -> None:
 
 
 def test_latents_are_refreshed_where_sequences_were_trained_on() -> None:
-    state = last(dreamer, dataclasses.replace(DREAMER, train_ratio=0.0), choice())
+    state = last(dreamer, dataclasses.replace(DREAMER, train_ratio=1e-9), choice())
     streams = state.replay.streams
     before = [stream.storage.extras["deter"].clone() for stream in streams]
     torch.manual_seed(0)
@@ -176,6 +176,8 @@ MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"batch_size": 0}, "batch_size must be at least 1"),
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
+    ({"train_ratio": 0.0}, "train_ratio must be above 0, not 0.0"),
+    ({"train_ratio": -1.0}, "train_ratio must be above 0, not -1.0"),
     ({"imagined_last": 5}, "imagined_last 5 is more than sequence_length 4"),
     ({"blocks": 5}, "deter 32 is no multiple of blocks 5"),
     ({"replay_size": 32}, "replay_size 32 is too small"),

@@ -17,6 +17,7 @@ from gymnasium import spaces as gs
 from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppg, ppo, qac, reinforce, sac, sac_discrete, trpo
 from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.algorithms.value import dqn, rainbow
+from foresight.algorithms.world import dreamer, storm, tdmpc2
 from foresight.envs.base import EnvError, Spaces
 from foresight.envs.make import make
 from foresight.errors import UserError
@@ -208,15 +209,16 @@ def _says(how: str, more: str = "", at: int = 3, **options: Any) -> None:
 
 BOOTSTRAPPING = [a2c, impala, off_policy_ac, ppg, ppo, qac, reinforce, sac, sac_discrete, trpo, dqn, rainbow]
 SEARCHING = [muzero, gumbel_muzero, sampled_muzero, stochastic_muzero, efficientzero]
+IMAGINING = [dreamer, storm, tdmpc2]
 
 
-@pytest.mark.parametrize("module", BOOTSTRAPPING + SEARCHING, ids=lambda m: m.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("module", BOOTSTRAPPING + SEARCHING + IMAGINING, ids=lambda m: m.__name__.rpartition(".")[2])
 def test_a_discount_of_1_needs_an_end(module: Any) -> None:
     """HalfCheetah never terminates: a value that bootstraps at its time limit is infinite."""
-    box = module in (sac, sampled_muzero)
+    box = module in (sac, sampled_muzero, tdmpc2)
     action = gs.Box(-1.0, 1.0, (2,), np.float32) if box else gs.Discrete(2)
     obs = gs.Box(-1.0, 1.0, (3,), np.float32)
-    small = {"replay_size": 100} if "replay_size" in field_types(module.Config) else {}
+    small = {"replay_size": 1_000} if "replay_size" in field_types(module.Config) else {}
     config = build_config(module.Config, gamma=1.0, **small)
     with pytest.raises(UserError, match=r"gamma is 1, but this environment never terminates .* Set gamma below 1"):
         module.build(config, Spaces(obs, action, continuing=True))

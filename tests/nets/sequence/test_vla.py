@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.errors import UserError
-from foresight.nets.sequence import grounding, vla
+from foresight.nets.sequence import action_tokens, grounding, vla
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, Tokens
 from foresight.nets.sequence.vit import NO_CACHE
 from foresight.nets.sequence.vla import VLA, Shape
@@ -182,6 +182,20 @@ def test_ranges_are_those_of_the_data() -> None:
     assert (ARM.low == -1).all()  # the space of the environment stays as it is
     outside = code.decode(code.encode(torch.tensor([9.0, -9.0, 9.0])))
     assert outside[0] == pytest.approx(0.49, abs=0.01) and outside[1] == pytest.approx(-0.49, abs=0.01)
+
+
+@sabotaged_by("foresight.nets.sequence.action_tokens.spread", lambda f: lambda rows: rows[:1_000])
+def test_ranges_are_those_of_all_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first half in which nothing moves: more steps than quantiles are taken of."""
+    monkeypatch.setattr(action_tokens, "ROWS", 1_000)
+    action = torch.cat([torch.zeros(1_000, 3), torch.linspace(-0.5, 0.5, 1_000)[:, None].expand(-1, 3)])
+    code, shared = ActionTokens(ARM), action_tokens.SharedTokens([ARM], 256)
+    code.fit(action)
+    shared.fit(action, 0)
+    assert len(action_tokens.spread(action)) == 1_000
+    for low, high in ((code.low, code.high), (shared.low[0], shared.high[0])):
+        torch.testing.assert_close(low, torch.full((3,), -0.48), atol=0.01, rtol=0)
+        torch.testing.assert_close(high, torch.full((3,), 0.48), atol=0.01, rtol=0)
 
 
 def test_ranges_of_data_on_another_device_are_taken_there() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from foresight.errors import UserError
+from foresight.runtime import catalog
 from foresight.runtime.results import atari100k, reproduce, results, suites
 from tests.sabotage import sabotaged_by, scaled
 
@@ -90,6 +91,8 @@ def test_each_algorithm_has_its_protocol() -> None:
     }
     for found in options.values():
         assert (found["image_size"], found["gray"], found["frame_stack"], found["fire_reset"]) == (64, False, 1, False)
+        assert found["clip_reward"] is False  # both papers: the reward is compressed by symlog
+    assert catalog.presets("storm")["ALE/Pong-v5"]["env_options"]["clip_reward"] is False
     sticky = [options[name]["repeat_action_probability"] for name in ("dreamer", "storm")]
     assert sticky == [0.0, 0.25]
     assert [options[name]["episodic_life"] for name in ("dreamer", "storm")] == [False, True]
