@@ -56,11 +56,11 @@ class Encoder:
 
     A tensor that occurs again, in the same or in another file (tied weights), is stored once and referred to. A chunk
     of a replay is written to a file of its own in the folder `replay`, unless it is there; `chunks` are the sizes of
-    all such files by their sha256.
+    all such files by their sha256. Unless `keep`, tensors are dropped: this process only helps to gather the sharded.
     """
 
-    def __init__(self, replay: Path) -> None:
-        self._replay = replay
+    def __init__(self, replay: Path, keep: bool = True) -> None:
+        self._replay, self._keep = replay, keep
         self.chunks: dict[str, int] = {}
         self.file = ""
         self.tensors: list[tuple[str, Tensor]] = []
@@ -136,7 +136,12 @@ class Encoder:
         return node
 
     def _store(self, value: Tensor, path: str) -> list[str]:
-        value = distributed.full(value.detach())
+        part = value.detach()
+        value = distributed.full(part)
+        if not self._keep:
+            return [self.file, path]
+        if value is not part:
+            value = value.cpu()  # at once: the device has room for the shards alone
         if value.dtype == torch.complex128:
             value = torch.view_as_real(value)  # safetensors has no complex128
         if value.dtype not in NAMES:
