@@ -20,6 +20,7 @@ import math
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,12 @@ def save(
     return path
 
 
-def restore(path: str | Path, state: Any, device: str | torch.device = "cpu") -> dict[str, Any]:
+def restore(
+    path: str | Path, state: Any, device: str | torch.device = "cpu", fields: Collection[str] | None = None
+) -> dict[str, Any]:
     """Verify the checkpoint `path` and load it into `state`, which `build` made; returns `{"step", **extra}`.
+
+    Only `fields` of the State are loaded, if they are given.
 
     Raises UserError if the checkpoint is truncated or was changed (and names the previous intact one), and
     if it was made by another algorithm or with another Config. The state is not changed unless all hashes match.
@@ -102,8 +107,10 @@ def restore(path: str | Path, state: Any, device: str | torch.device = "cpu") ->
     decode = Decoder(shards.Reader(path), device)
     try:
         with torch.no_grad():
-            decode.fields(tree["state"], state)
+            decode.fields(tree["state"], state, only=fields)
             extra = decode(tree["extra"], None, "extra")
+    except UserError:  # is a ValueError too; as for a disk that has no room for a replay
+        raise
     except (MismatchError, ValueError) as error:
         raise UserError(
             f"Checkpoint {path} does not match: {error}. It was made with another Config or version of the algorithm."

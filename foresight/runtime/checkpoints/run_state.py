@@ -57,11 +57,16 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
     return took
 
 
+def on_disk(state: State) -> bool:
+    """Whether the replay of a State is on disk."""
+    replay = getattr(state, "replay", None)
+    return isinstance(replay, Sequences) and replay.on_disk
+
+
 def use_disk(state: State, folder: Path) -> None:
     """Give a replay that is `on_disk` memory that is mapped to files in `folder`, or elsewhere if it is read-only."""
-    replay = getattr(state, "replay", None)
-    if isinstance(replay, Sequences) and replay.on_disk:
-        replay.use(chunks.mapped(folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())))
+    if on_disk(state):
+        state.replay.use(chunks.mapped(folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())))
 
 
 def restore(session: Session, state: State, start: Path) -> None:
