@@ -68,7 +68,10 @@ def pull(name: str) -> Path:
             f"{name} is a run of {algorithm}, which is not part of foresight: only its own algorithms are run."
         )
     if imagined.run_of(str(document.get("env"))) is not None:
-        raise UserError(f"{name} was trained inside the world model of another run, which did not come along.")
+        raise UserError(
+            f"{name} was trained inside the world model of another run, which a repository does not hold: it is not "
+            "loaded."
+        )
     if document.get("paths") or "text" in (document.get("kind"), catalog.entry(algorithm).kind):
         raise UserError(
             f"{name} is a run that reads files or tasks of texts, which may hold code: it is not loaded. A language "
@@ -122,7 +125,8 @@ def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Pa
 def _shared(field: dataclasses.Field[Any], state: State, acting: list[Any], fresh: Any) -> Any:
     """What is kept of a field: nothing of a replay or an optimizer, of a target network the network that it follows.
 
-    The metadata of the field come first, see `slim`. Tensors that occur twice are stored once. `fresh` is the field as it is built.
+    The metadata of the field come first, see `slim`. Tensors that occur twice are stored once. `fresh` is the field as
+    it is built.
     """
     value, share = getattr(state, field.name), field.metadata.get("share", True)
     if callable(share):
