@@ -49,8 +49,8 @@ def push(folder: Path, name: str) -> str:
 def pull(name: str) -> Path:
     """The run directory of the repository `name` ("OWNER/NAME"), downloaded into the hub's cache.
 
-    Raises UserError as `push` does, and for a repository that holds no run of a built-in algorithm, or one that reads
-    files or holds conversations: these would run code that came with it.
+    Raises UserError as `push` does, and for a repository that holds no run of a built-in algorithm, one that reads
+    files or holds conversations (these would run code that came with it), or one inside the world model of another run.
     """
     import huggingface_hub
 
