@@ -19,6 +19,7 @@ from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments, kinds, machine
 from foresight.runtime.checkpoints import checkpoint, run_state
+from foresight.runtime.checkpoints.tree import saved_fields
 from foresight.runtime.config import paths
 from foresight.runtime.config.settings import Settings
 from foresight.runtime.evaluation.evaluate import Evaluation, evaluate
@@ -29,7 +30,7 @@ class Agent:
     """The algorithm of a run with the State of one of its checkpoints.
 
     `module`, `state`, `config`, `settings`, `spaces` and `step` are public. `act` keeps the carry (the memory
-    of a recurrent policy) until `reset`.
+    of a recurrent policy) until `reset`. A replay that is on disk is empty until `read_replay`.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class Agent:
         self.spaces = environments.spaces(self.env)
         device = machine.pick_device(device, gpu=kinds.get(self.settings.kind).gpu)
         self.state = self.module.build(self.config, self.spaces, device)
-        run_state.use_disk(self.state, path)
-        self.step: int = checkpoint.restore(found, self.state, device)["step"]
+        self._unread = found if run_state.on_disk(self.state) else None  # the checkpoint whose replay was not read
+        names = {field.name for field in saved_fields(self.state)} - ({"replay"} if self._unread else set())
+        self.step: int = checkpoint.restore(found, self.state, device, names)["step"]
         if completer is not None:
             from foresight.planning.generation import server  # late: only language models have one
 
@@ -111,6 +113,13 @@ class Agent:
         finally:
             if made is not self.env:
                 environments.close(made)
+
+    def read_replay(self) -> None:
+        """Read a replay that is on disk, which acting does not need. Raises UserError if the disk has too little."""
+        if self._unread is not None:
+            run_state.use_disk(self.state, self.path)
+            checkpoint.restore(self._unread, self.state, machine.device_of(self.state), ("replay",))
+            self._unread = None
 
     def reset(self) -> None:
         """Clear the carry, at the start of an episode."""

@@ -22,7 +22,7 @@ from foresight.data.priorities import Prioritized
 from foresight.data.replay import Replay
 from foresight.data.sequences import Sequences
 from foresight.errors import UserError
-from foresight.runtime import card, catalog, legacy, run
+from foresight.runtime import card, catalog, imagined, legacy, run
 from foresight.runtime.catalog import State
 from foresight.runtime.checkpoints import checkpoint
 
@@ -49,8 +49,8 @@ def push(folder: Path, name: str) -> str:
 def pull(name: str) -> Path:
     """The run directory of the repository `name` ("OWNER/NAME"), downloaded into the hub's cache.
 
-    Raises UserError as `push` does, and for a repository that holds no run of a built-in algorithm, or one that reads
-    files or holds conversations: these would run code that came with it.
+    Raises UserError as `push` does, and for a repository that holds no run of a built-in algorithm, one that reads
+    files or holds conversations (these would run code that came with it), or one inside the world model of another run.
     """
     import huggingface_hub
 
@@ -67,6 +67,11 @@ def pull(name: str) -> Path:
         raise UserError(
             f"{name} is a run of {algorithm}, which is not part of foresight: only its own algorithms are run."
         )
+    if imagined.run_of(str(document.get("env"))) is not None:
+        raise UserError(
+            f"{name} was trained inside the world model of another run, which a repository does not hold: it is not "
+            "loaded."
+        )
     if document.get("paths") or "text" in (document.get("kind"), catalog.entry(algorithm).kind):
         raise UserError(
             f"{name} is a run that reads files or tasks of texts, which may hold code: it is not loaded. A language "
@@ -78,12 +83,24 @@ def pull(name: str) -> Path:
 def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Path:
     """Write into `folder` what acting with the run at `path` needs, and its card; returns `folder`.
 
-    `name` is how it is loaded: "hub:OWNER/NAME". Recorded episodes stay behind: only training reads them. Raises
-    UserError for a run that reads other files of this machine.
+    `name` is how it is loaded: "hub:OWNER/NAME". Recorded episodes stay behind: only training reads them. A field of a
+    State with the metadata `{"share": False}` is left as it is built, and one with `{"share": function}` is what the
+    function returns of the State. Raises UserError for a run that others cannot load: of an algorithm of one's own,
+    inside a world model, or one that reads other files of this machine.
     """
     agent = run.load(path, which, device="cpu")
     settings = agent.settings.typed()
     try:
+        if settings.algorithm not in catalog.algorithms():
+            raise UserError(
+                f"{path} is a run of {settings.algorithm}, which is not part of foresight: hub: would not load it, so "
+                "that it cannot be shared."
+            )
+        if imagined.run_of(settings.env) is not None:
+            raise UserError(
+                f"{path} was trained inside the world model of another run, which others do not have: it cannot be "
+                "shared."
+            )
         recorded = settings.config.get("data", ()) if hasattr(agent.module, "read_files") else ()
         needed = settings.paths.keys() - set(recorded)
         if needed:
@@ -91,7 +108,7 @@ def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Pa
         fresh: State = agent.module.build(agent.config, agent.spaces, "cpu")
         acting = [getattr(agent.state, name) for name in getattr(agent.module, "ACTING", ())]
         kept = {
-            field.name: _twin(acting, getattr(agent.state, field.name), getattr(fresh, field.name))
+            field.name: _shared(field, agent.state, acting, getattr(fresh, field.name))
             for field in dataclasses.fields(agent.state)
         }
         checkpoint.save(folder / "checkpoints", type(agent.state)(**kept), agent.step)
@@ -105,12 +122,16 @@ def slim(path: Path, folder: Path, name: str, which: str | int = "latest") -> Pa
     return folder
 
 
-def _twin(acting: list[Any], value: Any, fresh: Any) -> Any:
-    """What is kept of a field: nothing of a replay or an optimizer; of a target network the network that it follows.
+def _shared(field: dataclasses.Field[Any], state: State, acting: list[Any], fresh: Any) -> Any:
+    """What is kept of a field: nothing of a replay or an optimizer, of a target network the network that it follows.
 
-    Tensors that occur twice are stored once. `fresh` is the field as it is built.
+    The metadata of the field come first, see `slim`. Tensors that occur twice are stored once. `fresh` is the field as
+    it is built.
     """
-    if isinstance(fresh, LEFT_OUT):
+    value, share = getattr(state, field.name), field.metadata.get("share", True)
+    if callable(share):
+        return share(state)
+    if not share or isinstance(fresh, LEFT_OUT):
         return fresh
     if not isinstance(value, nn.Module):
         return value

@@ -115,6 +115,7 @@ def inside(agent: Agent, num_envs: int, horizon: int | None, first: bool, seed: 
     generator = torch.Generator(device).manual_seed(seed)
     name = f"{PREFIX}{agent.path}"
     imagined_env.require_observations(name, model, agent.spaces)
+    agent.read_replay()
     if not state.replay.ready(imagined_env.CONTEXT):
         raise UserError(
             f"The replay of {agent.path} holds {len(state.replay)} rows, too few to start from: "

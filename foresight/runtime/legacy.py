@@ -96,6 +96,11 @@ def state_fields(kind: type[Any], nodes: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("gradient_steps", 0)
         found.setdefault("noise", None)
         found.setdefault("noise_age", 0)
+    if algorithm == "dqn":  # its target followed the updates, so that it needed no count
+        found.setdefault("gradient_steps", 0)
+    if algorithm == "reward_model":
+        found.setdefault("of_steps", None)
+        found.setdefault("delimiter", "\n")
     if algorithm == "dpo":
         found.setdefault("reference_logprob", None)
         found.setdefault("reference_rows", None)  # of unknown rows: computed again

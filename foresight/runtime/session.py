@@ -80,13 +80,15 @@ class Session:
             quiet=not show,
         )
         self.disconnect: Callable[[], object] = lambda: None  # ends what `kind.begin` began
+        self.fleet: ray_cluster.Fleet | None = None
         self.services = services
         self.served = path / SERVED
         self.log: log.Log | None = None
         self.seconds = self.evaluation_seconds = 0.0  # of training and of evaluation
         self.evaluation_took = 0.0  # seconds of the newest one
+        self.built: run_state.OptimizerSettings = {}
         self.started = False  # whether a step was made: the run directory is then kept
-        self.saved: int | None = None  # the step of the newest checkpoint
+        self.saved = None if start is None else checkpoint.step_of(start)  # the step of the newest checkpoint
         self.slow = False  # whether saving takes long enough to report it
         self.baseline: Evaluation | None = None
         self.best = -math.inf
@@ -119,20 +121,23 @@ class Session:
                         f"{self.path} has reached its {reached:,} {self.entry.unit}. "
                         f"Continue with: foresight resume {shlex.quote(str(self.path))} --steps {2 * reached}"
                     )
+                # What can refuse comes first: a resume that is refused leaves the run as it was.
+                evaluation_env = environments.evaluation(self.settings, env)
+                self.kind.check(state, env, self.config)
+                if with_actors:
+                    self.fleet = self._fleet()
+                self.log = log.Log(self.path, self.services, self.settings.document())
                 if self.start is not None:
                     run_state.go_back(self)
                 summary.write_config(self.path, self.settings)
                 if self.kind.files:
                     paths.copy_inputs(self.settings.paths, self.settings.config, self.path)
-                self.log = log.Log(self.path, self.services, self.settings.document())
                 (self.path / "summary.json").unlink(missing_ok=True)  # of an end that this process goes beyond
                 self.log.truncate(first if self.start is not None else -1)
                 self.progress.header(self.settings.note)
                 for note in self.kind.notes(self.settings, self.config, env):
                     self.progress.header(note)
                 self.progress.start(first)
-                evaluation_env = environments.evaluation(self.settings, env)
-                self.kind.check(state, env, self.config)
                 self.kind.begin(self, state, env)
                 if self.baseline is None:
                     self.baseline = self._run_evaluation(state, evaluation_env, untrained=True)
@@ -140,8 +145,8 @@ class Session:
                 state = self._train(state, env, evaluation_env, interruption)
                 self._finish(state, evaluation_env)
             except KeyboardInterrupt as error:
-                if isinstance(error, Interrupted):
-                    raise
+                if isinstance(error, Interrupted) or not (self.path / "config.yaml").is_file():
+                    raise  # without it there is no run to continue
                 raise Interrupted(self.path, self.saved, self.entry.unit) from None
             except NotFinite as error:
                 command = f"foresight resume {shlex.quote(str(self.path))}"
@@ -155,6 +160,8 @@ class Session:
                 raise type(error)(f"{error} {saved} When this is fixed: {command}") from error
             finally:
                 self.progress.close()
+                if self.fleet is not None:
+                    self.fleet.close()
                 shutil.rmtree(self.served, ignore_errors=True)
                 if self.log is not None:
                     self.log.close()
@@ -166,11 +173,13 @@ class Session:
         """A new State, or the one in the checkpoint that the run starts from."""
         machine.seed_everything(self.settings.seed)
         state = self.module.build(self.config, environments.spaces(env), self.device)
+        self.built = run_state.optimizer_settings(state)
         run_state.use_disk(state, self.path)
         self.kind.connect(self, state)
         if self.start is not None:
             run_state.restore(self, state, self.start)
-        elif hasattr(self.module, "read_files"):  # raises before the run directory is written
+        unread = self.start is None or getattr(state, "episodes", state) is None  # a checkpoint does not hold them
+        if unread and hasattr(self.module, "read_files"):  # raises before the run directory is written
             self.module.read_files(state)
         return state
 
@@ -218,10 +227,11 @@ class Session:
                     callback(step, metrics, state)
                 self.pending = evaluation_due(step)
                 if self.pending and not distributed.any_rank(bool(interruption.signal)):
-                    if self.saved != step and distributed.any_rank(self.evaluation_took > LONG):
+                    if distributed.any_rank(self.evaluation_took > LONG) and self.saved != step:
                         run_state.save(self, state, step)
                     self._evaluate(step, state, evaluation_env)
-                if distributed.any_rank(checkpoint_due(time.monotonic() - began) or bool(interruption.signal)):
+                due = distributed.any_rank(checkpoint_due(time.monotonic() - began) or bool(interruption.signal))
+                if due and self.saved != step:  # a second time would replace it, at the risk of having none
                     took = run_state.save(self, state, step)
                     if self.adaptive and took > SAVING_SHARE * self.checkpoint_every:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
@@ -241,24 +251,26 @@ class Session:
     def _steps(self, state: State, env: Environment) -> Generator[tuple[int, dict[str, Any], State], None, None]:
         """The steps of the algorithm's `train`, or of the learner over actors, with their time profiled."""
         if self.settings.actors:
-            self.progress.status("starting the actors")
-            fields, make = actors.plan(self.settings, self.settings.actors)
-            fleet = ray_cluster.Fleet(
-                self.settings.algorithm,
-                fields,
-                make,
-                self.settings.actors,
-                self.settings.ray,
-                report=self.progress.note,
-            )
-            self.progress.status("")
+            assert self.fleet is not None
             with profile.time_updates(self.module, self.profile):
-                yield from self._timed(learner.train(self.module, self.config, state, fleet, self.profile))
+                yield from self._timed(learner.train(self.module, self.config, state, self.fleet, self.profile))
             return
         timers, env, rest = self.kind.profile(self.module, env, self.profile)
         with timers:
             steps = self.module.train(self.config, env, state=state, device=self.device)
             yield from self._timed(steps, env if isinstance(env, profile.TimedEnv) else None, rest)
+
+    def _fleet(self) -> ray_cluster.Fleet:
+        """The actors. Raises UserError if Ray or CPUs for them are missing."""
+        self.progress.status("starting the actors")
+        try:
+            fields, make = actors.plan(self.settings, self.settings.actors)
+            address, report = self.settings.ray, self.progress.note
+            return ray_cluster.Fleet(
+                self.settings.algorithm, fields, make, self.settings.actors, address, report=report
+            )
+        finally:
+            self.progress.status("")
 
     def _timed(self, steps: Steps, timed_env: profile.TimedEnv | None = None, rest: str | None = None) -> Steps:
         return profile.time_steps(steps, self.profile, self._add_seconds, timed_env, rest)
@@ -303,10 +315,10 @@ class Session:
             self.log.row(step, self.seconds, row)
         if result.score > self.best:
             self.best = result.score
-            if self.saved == step:
-                checkpoint.mark_best(self.path / "checkpoints", step, self.best)
-            else:
+            if self.saved != step:
                 run_state.save(self, state, step, best=True)
+            elif distributed.rank() == 0:
+                checkpoint.mark_best(self.path / "checkpoints", step, self.best)
 
     def _run_evaluation(self, state: State, env: Environment, untrained: bool = False) -> Evaluation:
         before = time.perf_counter()

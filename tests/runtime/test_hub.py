@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import huggingface_hub
@@ -13,12 +15,15 @@ import yaml
 from huggingface_hub import ModelCard, errors, metadata_load
 
 import foresight
+from foresight.algorithms.policy import ppg
+from foresight.algorithms.search import alphago
 from foresight.algorithms.sequence import decision_transformer
+from foresight.algorithms.sequence.upside_down_rl import command
 from foresight.algorithms.value import dqn
 from foresight.cli import runs
 from foresight.cli.main import main
 from foresight.errors import UserError
-from foresight.runtime import hub, run
+from foresight.runtime import catalog, hub, run
 from foresight.runtime.export import share
 from tests.sabotage import sabotaged_by
 
@@ -56,7 +61,7 @@ def test_a_run_whose_policy_no_file_can_hold_is_pushed_without_one(
 
 
 def _untrained(original):
-    return lambda path, state, device="cpu": {"step": 256}
+    return lambda path, state, device="cpu", fields=None: {"step": 256}
 
 
 @sabotaged_by("foresight.runtime.checkpoints.checkpoint.restore", _untrained)
@@ -121,6 +126,60 @@ def test_recorded_episodes_stay_behind(store: Path, tmp_path: Path) -> None:
     obs = mine.env.reset(0)[0]
     assert (theirs.act(obs) == mine.act(obs)).all() and theirs.state.net.best == mine.state.net.best == 1
     assert theirs.evaluate().n == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("online_decision_transformer", {"dim": 8, "layers": 1, "context": 4, "steps": 20, "pretrain_steps": 10}),
+        ("upside_down_rl", {"hidden": (8,), "steps": 20, "gradient_steps": 1, "best_episodes": 2}),
+    ],
+)
+def test_episodes_of_a_replay_stay_behind(name: str, fields: dict[str, Any], store: Path, tmp_path: Path) -> None:
+    data = tmp_path / "episodes"
+    assert main(["data", "episodes", "--env", "TwoRoutes-v0", "--episodes", "3", "--out", str(data)]) == 0
+    path = run.train(
+        name, env="TwoRoutes-v0", out=tmp_path / "run", show=False, evaluation_episodes=1, data=(str(data),),
+        num_envs=2, **fields,
+    ).path  # fmt: skip
+    mine = foresight.load(path)
+    share(path, "ada/routes", None)
+    theirs, obs = foresight.load("hub:ada/routes"), mine.env.reset(0)[0]
+    assert (theirs.act(obs) == mine.act(obs)).all() and mine.state.replay.obs.any()
+    if name == "upside_down_rl":  # its commands are made of returns and lengths
+        assert len(theirs.state.replay) == 2 < len(mine.state.replay)
+        assert not theirs.state.replay.obs.any() and not theirs.state.replay.action.any()
+        pairs = zip(command(mine.state, 1, False), command(theirs.state, 1, False), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+    else:
+        assert theirs.state.replay is None
+
+
+def test_what_training_alone_needs_is_marked_in_the_state() -> None:
+    for module, names in ((alphago, ("expert", "pool", "positions", "outcomes", "owners")), (ppg, ("remembered",))):
+        fields = {field.name: field.metadata.get("share", True) for field in dataclasses.fields(module.State)}
+        assert {name for name, shared in fields.items() if shared is False} == set(names)
+
+
+def test_runs_that_others_cannot_load_are_not_pushed(store: Path, tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    shutil.copyfile(dqn.__file__, own)
+    small = {"env": "CartPole-v1", "show": False, "evaluation_episodes": 1, "config": SMALL}
+    path = run.train("dqn", out=tmp_path / "run", **small).path
+    small["config"] = catalog.module(str(own)).Config(**dataclasses.asdict(SMALL))
+    mine = run.train(str(own), out=tmp_path / "own", **small).path
+    with pytest.raises(UserError, match=r"mine\.py, which is not part of foresight"):
+        share(mine, "ada/mine", None)
+    inside = Path(shutil.copytree(path, tmp_path / "inside"))
+    text = (inside / "config.yaml").read_text()
+    (inside / "config.yaml").write_text(text.replace("env: CartPole-v1", f"env: imagined:{path}", 1))
+    with pytest.raises(UserError, match="inside the world model of another run"):
+        share(inside, "ada/inside", None)
+    assert not store.exists()
+    (store / "ada/inside").mkdir(parents=True)
+    shutil.copyfile(inside / "config.yaml", store / "ada/inside/config.yaml")
+    with pytest.raises(UserError, match="inside the world model of another run"):
+        hub.pull("ada/inside")
 
 
 @pytest.mark.parametrize("old", [{"world": "text"}, {"places": {"evil.py:Env": "/nowhere/evil.py:Env"}}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from foresight.algorithms.language import rlhf_ppo
+from foresight.algorithms.language import reward_model, rlhf_ppo
 from foresight.algorithms.world import dreamer, storm
 from foresight.cli import train as command
 from foresight.errors import UserError
@@ -107,6 +108,15 @@ def test_a_state_of_before_is_read_under_its_present_names() -> None:
     assert present["reward_model"] == "reward_model"
 
 
+def _rewrite(saved: Path, text: str) -> None:
+    """Replace the State of a checkpoint, in the file `saved`, and its hash in the manifest."""
+    saved.write_text(text, encoding="utf-8")
+    manifest = saved.with_name("manifest.json")
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    content["files"][saved.name] = shards.digest(saved)
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+
+
 @sabotaged_by("foresight.runtime.legacy.address", lambda f: lambda text: text)
 def test_a_checkpoint_of_before_is_restored_into_renamed_fields_and_classes(tmp_path: Path) -> None:
     run.train("q_learning", env="GridWorld4x4", steps=200, out=tmp_path / "run", show=False)
@@ -115,11 +125,7 @@ def test_a_checkpoint_of_before_is_restored_into_renamed_fields_and_classes(tmp_
     for present, old in (('"actor": {', '"walk": {'), ("training.tabular:ActorState", "planning.walks:Walk")):
         assert text.count(present) == 1
         text = text.replace(present, old)
-    saved.write_text(text.replace('"loop"', '"walking"'), encoding="utf-8")
-    manifest = saved.with_name("manifest.json")
-    content = json.loads(manifest.read_text(encoding="utf-8"))
-    content["files"][saved.name] = shards.digest(saved)
-    manifest.write_text(json.dumps(content), encoding="utf-8")
+    _rewrite(saved, text.replace('"loop"', '"walking"'))
     try:
         finished = run.resume(tmp_path / "run", 300, show=False)
     except UserError as error:
@@ -209,3 +215,25 @@ def test_agents_with_world_models_had_one_generator(module: Any) -> None:
     present = legacy.state_fields(module.State, {"generator": 1, "step": 2})
     assert present == {"generator": 1, "step": 2, "inner": 1}
     assert legacy.state_fields(module.State, {**present, "inner": 3})["inner"] == 3
+
+
+@sabotaged_by("foresight.runtime.legacy.state_fields", lambda f: lambda kind, nodes: dict(nodes))
+def test_dqn_had_no_count_of_gradient_steps(tmp_path: Path) -> None:
+    small = {"num_envs": 2, "hidden": (8,), "learning_starts": 32, "train_every": 4, "gradient_steps": 1}
+    run.train("dqn", env="CartPole-v1", steps=128, out=tmp_path / "run", show=False, evaluation_episodes=1, **small)
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("*/state.json")
+    text = saved.read_text(encoding="utf-8")
+    counted = re.search(r'"gradient_steps": [1-9]\d*, ', text)
+    assert counted
+    _rewrite(saved, text.replace(counted[0], ""))
+    try:
+        finished = run.resume(tmp_path / "run", 192, show=False)
+    except UserError as error:
+        raise AssertionError(error) from error
+    assert finished.load().state.gradient_steps == (192 - 128) // 4
+
+
+@sabotaged_by("foresight.runtime.legacy.state_fields", lambda f: lambda kind, nodes: dict(nodes))
+def test_reward_models_had_no_marks() -> None:
+    present = legacy.state_fields(reward_model.State, {"scorer": 1, "step": 2})
+    assert present == {"scorer": 1, "step": 2, "of_steps": None, "delimiter": "\n"}

@@ -21,11 +21,12 @@ import torch
 import yaml
 
 import foresight
+from foresight.cli.main import main
 from foresight.errors import UserError
 from foresight.runtime import lock, session
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.checkpoints.checkpoint import find as find_checkpoint
-from foresight.runtime.config import resolve
+from foresight.runtime.config import paths, resolve
 from foresight.runtime.evaluation import evaluate
 from foresight.runtime.monitoring import log, profile
 from foresight.runtime.monitoring.finite import bad_metric
@@ -92,6 +93,21 @@ def test_a_learning_rate_that_is_changed_between_is_the_one_that_is_used(tmp_pat
     for one, rate in ((same, 0.05 * 0.9**10), (lower, 0.001)):
         state = foresight.load(str(foresight.resume(one.path, steps=20, show=False).path)).state
         assert math.isclose(state.optimizer.param_groups[0]["lr"], rate * 0.9**10, rel_tol=1e-6)
+
+
+def test_a_setting_of_an_optimizer_that_is_changed_between_is_the_one_that_is_used(tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(
+        Path(ADDER).read_text()
+        .replace("    bias: bool = True", "    weight_decay: float = 0.1\n    bias: bool = True")
+        .replace("lr=config.learning_rate)", "lr=config.learning_rate, weight_decay=config.weight_decay)")
+    )  # fmt: skip
+    run = foresight.train(str(own), task="addition", out=tmp_path / "a", steps=10, decay=0.9, show=False)
+    text = (run.path / "config.yaml").read_text()
+    assert "weight_decay: 0.1" in text
+    (run.path / "config.yaml").write_text(text.replace("weight_decay: 0.1", "weight_decay: 0.3"))
+    (group,) = foresight.resume(run.path, steps=20, show=False).load().state.optimizer.param_groups
+    assert group["weight_decay"] == 0.3 and math.isclose(group["lr"], 0.05 * 0.9**20, rel_tol=1e-6)
 
 
 def test_evaluating_changes_nothing(tmp_path: Path) -> None:
@@ -217,6 +233,100 @@ def test_a_process_that_is_stopped_in_a_long_evaluation_has_saved_before(
         patch.setattr(evaluate, "evaluate", stopped)
         adder(tmp_path / "a", evaluate_every=5)
     assert rows(foresight.resume(tmp_path / "a", show=False)) == rows(adder(tmp_path / "b", evaluate_every=5))
+
+
+def test_the_first_evaluation_of_a_resumed_run_takes_as_long_as_the_last_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, took = [0.0], [20.0]
+    evaluated = evaluate.evaluate
+
+    def slow(*given: Any) -> Any:
+        clock[0] += took[0]
+        if took[0] > 20:
+            raise KeyboardInterrupt
+        return evaluated(*given)
+
+    monkeypatch.setattr(session.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(evaluate, "evaluate", slow)
+    run = adder(tmp_path / "a", steps=10)
+    took[0] = 40.0
+    with pytest.raises(Interrupted, match="checkpoint at 15 updates is saved"):
+        text = (run.path / "config.yaml").read_text()
+        (run.path / "config.yaml").write_text(text.replace("every: null", "every: 5"))
+        foresight.resume(run.path, steps=30, show=False)
+
+
+def test_a_step_is_saved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second time would replace the only checkpoint: killed in between there would be none."""
+    save, saved = checkpoint.save, list[int]()
+    monkeypatch.setattr(checkpoint, "save", lambda *given: saved.append(given[2]) or save(*given))
+    adder(tmp_path / "a", steps=12, checkpoint_every=0, evaluate_every=1, keep=1)
+    assert saved == list(range(1, 13))
+
+
+def test_a_run_that_is_stopped_while_it_is_built_names_no_run_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as stop:
+        patch.setattr(session.Session, "_build", stopped)
+        adder(tmp_path / "a")
+    assert not isinstance(stop.value, Interrupted) and not (tmp_path / "a").exists()
+    run = adder(tmp_path / "a", steps=3)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match=r"at 3 updates is saved.*foresight resume"):
+        patch.setattr(session.Session, "_build", stopped)
+        foresight.resume(run.path, steps=6, show=False)
+
+
+def kept(path: Path) -> dict[str, str]:
+    """What a run directory holds, but for its lock."""
+    return {
+        str(file.relative_to(path)): file.read_text(errors="replace")
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name != lock.FILE
+    }
+
+
+def test_a_resume_that_is_refused_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: Any) -> Any:
+        raise UserError("No.")
+
+    run = adder(tmp_path / "a", steps=6, keep=100, checkpoint_every=0)
+    before, first = kept(run.path), run.path / "checkpoints" / "step-000000002"
+    with pytest.raises(UserError, match="Unknown log service"):
+        foresight.resume(first, steps=12, keep=50, show=False, log=("tensorbord",))
+    assert kept(run.path) == before
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"No\."):
+        patch.setattr(session.environments, "evaluation", refused)
+        foresight.resume(first, steps=12, keep=50, show=False)
+    assert kept(run.path) == before
+
+
+def test_a_resume_without_ray_for_its_actors_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"steps": 64, "num_envs": 2, "rollout_steps": 8, "evaluation_episodes": 1}
+    run = foresight.train("impala", env="CartPole-v1", out=tmp_path / "a", show=False, **small)
+    before = kept(run.path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match="Actors need Ray"):
+        foresight.resume(run.path, steps=128, actors=2, show=False)
+    assert kept(run.path) == before
+
+
+def test_a_resume_without_its_episodes_changes_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "episodes"
+    assert main(["data", "episodes", "--env", "TwoRoutes-v0", "--episodes", "3", "--out", str(data)]) == 0
+    given = {"data": (str(data),), "steps": 2, "hidden": (8,), "evaluation_episodes": 1}
+    run = foresight.train("behavior_cloning", env="TwoRoutes-v0", out=tmp_path / "a", show=False, **given)
+    before = kept(run.path)
+    data.rename(tmp_path / "moved")
+    shutil.rmtree(run.path / paths.FOLDER, ignore_errors=True)  # the copy that it made of small data
+    before = {name: text for name, text in before.items() if not name.startswith(paths.FOLDER)}
+    with pytest.raises(UserError, match="episodes"):
+        foresight.resume(run.path, steps=4, show=False)
+    assert kept(run.path) == before
 
 
 def test_a_run_that_is_continued_has_no_summary_until_it_has_ended_again(

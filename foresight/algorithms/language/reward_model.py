@@ -75,6 +75,8 @@ class State:
     config: Config
     scorer: Scorer
     optimizer: torch.optim.Optimizer
+    of_steps: bool | None = None  # whether it was trained on labeled steps; None: as the model that it starts from
+    delimiter: str = "\n"  # between two of these steps
     step: int = 0
 
 
@@ -94,7 +96,7 @@ def act(
     """
     if not all(isinstance(x, tuple) and len(x) == 2 for x in obs):
         raise UserError("A reward model scores answers and generates none: leave --task out, and give --data pairs.")
-    if state.scorer.of_steps:
+    if _marked(state).of_steps:
         verify = verifiers.reward_model(state.scorer)
         return list(verify([Example(prompt) for prompt, _ in obs], [text for _, text in obs])), {}, None
     scores: list[float] = []
@@ -161,6 +163,13 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
     return ("pair accuracy" if _paired(held_out[0]) else "step accuracy"), values
 
 
+def _marked(state: State) -> Scorer:
+    """The scorer, marked by what it was trained on: a checkpoint holds its weights alone, without the marks."""
+    if state.of_steps is not None:
+        state.scorer.of_steps, state.scorer.delimiter = state.of_steps, state.delimiter
+    return state.scorer
+
+
 def _paired(row: Example) -> bool:
     """Whether a row is a pair of answers; one of steps may have empty columns of that name."""
     return forms.form(row.columns) == "preference"
@@ -180,7 +189,7 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
 
     Adapters are merged into the weights. An adapter alone does not contain the head: raises UserError if not `merged`.
     """
-    trunk = state.scorer.trunk
+    trunk = _marked(state).trunk
     if not merged and lora.has(trunk.module):
         raise UserError("An adapter does not contain the head of a reward model: export it merged.")
     config, tokenizer = trunk.module.config, trunk.tokenizer
@@ -212,13 +221,14 @@ def train(
     """
     state = build(config, env.spaces, device) if state is None else state
     rows = _corpus(state, examples(config.data, env, FORMS, "reward_model"))
-    state.scorer.of_steps = not _paired(rows.examples[0])
-    state.scorer.delimiter, *others = sorted({delimiter(row) for row in rows.examples})
+    state.of_steps = not _paired(rows.examples[0])
+    state.delimiter, *others = sorted({delimiter(row) for row in rows.examples})
     if others:
         raise UserError(
-            f"The steps of some rows are separated by {state.scorer.delimiter!r}, and of others by {others[0]!r} (the "
+            f"The steps of some rows are separated by {state.delimiter!r}, and of others by {others[0]!r} (the "
             "column 'delimiter'): train on rows of one kind."
         )
+    _marked(state)
     while state.step < config.steps:
         chosen = rows.draw(config.batch_size, state.step, config.seed)
         metrics = update(state, rows.batch(chosen), [rows.examples[i] for i in chosen])

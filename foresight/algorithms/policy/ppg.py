@@ -89,7 +89,8 @@ class State:
     shuffler: torch.Generator  # shuffles minibatches, on the CPU
     reward_scaler: normalize.RewardScaler | None = None
     step: int = 0
-    remembered: list[dict[str, Any]] = field(default_factory=list)  # `obs`, `target` per iteration
+    # `obs`, `target` per iteration.
+    remembered: list[dict[str, Any]] = field(default_factory=list, metadata={"share": False})
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 

@@ -89,11 +89,14 @@ class State:
     generator: torch.Generator
     random: np.ndarray  # random stream of the playouts
     step: int = 0
-    expert: Tensor | None = None  # actions of expert games, int64 [games, longest], -1 after the end
-    pool: list[dict[str, Tensor]] = field(default_factory=list)  # weights of earlier p_ρ
-    positions: Tensor | None = None  # training data of the value network: planes [N, C, H, W]
-    outcomes: Tensor | None = None  # [N], for the player to move
-    owners: Tensor | None = None  # the game of each position, int64 [N]
+    # Actions of expert games, int64 [games, longest], -1 after the end.
+    expert: Tensor | None = field(default=None, metadata={"share": False})
+    # Weights of earlier p_ρ.
+    pool: list[dict[str, Tensor]] = field(default_factory=list, metadata={"share": False})
+    # Training data of the value network: planes [N, C, H, W].
+    positions: Tensor | None = field(default=None, metadata={"share": False})
+    outcomes: Tensor | None = field(default=None, metadata={"share": False})  # [N], for the player to move
+    owners: Tensor | None = field(default=None, metadata={"share": False})  # the game of each position, int64 [N]
     game: Any = field(default=None, metadata={"save": False})
     examples: Any = field(default=None, metadata={"save": False})  # the expert games as planes and actions
 

@@ -92,7 +92,8 @@ class State:
     sampler: torch.Generator  # samples windows, on the CPU
     step: int = 0
     env_steps: int = 0
-    replay: data.Episodes | None = None  # the oldest episodes first
+    # The oldest episodes first.
+    replay: data.Episodes | None = field(default=None, metadata={"share": False})
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 

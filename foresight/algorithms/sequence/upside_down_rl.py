@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from gymnasium import spaces as gs
@@ -85,6 +85,14 @@ class Behavior(nn.Module):
         return y
 
 
+def _of_commands(state: State) -> data.Episodes | None:
+    """What commands are made of: rewards and lengths of the best episodes, without what was seen and done in them."""
+    if state.replay is None:
+        return None
+    best = state.replay.highest(state.config.best_episodes)
+    return replace(best, obs=torch.zeros_like(best.obs), action=torch.zeros_like(best.action))
+
+
 @dataclass
 class State:
     """Everything that is saved, including the replay."""
@@ -95,7 +103,7 @@ class State:
     generator: torch.Generator  # samples actions and commands
     sampler: torch.Generator  # samples steps of episodes, on the CPU
     step: int = 0
-    replay: data.Episodes | None = None  # ordered by return
+    replay: data.Episodes | None = field(default=None, metadata={"share": _of_commands})  # ordered by return
     episodes: Episodes = field(default_factory=Episodes)  # the last 100 finished ones
 
 

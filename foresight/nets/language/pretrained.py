@@ -262,13 +262,16 @@ def save_folder(
 
     Adapters are merged into the weights or, if not `merged`, written alone: the folder then names its base. `base` is
     the model that training started from, as `load` takes it: its float32 weights are read again if those in memory are
-    narrower. An existing model is replaced; raises UserError for a folder with anything else.
+    narrower. An existing model is replaced; raises UserError for a folder with anything else. Of several processes all
+    must call it, and the first writes.
     """
     from safetensors.torch import save_file
 
     directory = check_folder(directory)
     if distributed.is_sharded(module):
         module = distributed.unsharded(module)
+    if distributed.rank() > 0:
+        return directory
     if merged and lora.has(module):
         module = lora.merged(module, load(base, precision="float32").module if base and lora.narrow(module) else None)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -350,7 +351,21 @@ def sample_until(
     it is the last batch unfiltered, and with `max_batches` of 1 it is the only one. Returns the rollout and metrics:
     the number of `batches` sampled, the share `filled` of the prompts, and of everything sampled, because the groups
     that passed are biased, the mean `reward` and the share `equal_reward_groups`.
+
+    If sampling fails, the `counts` of the State (see `sample`) are as before: a resumed run samples all batches again.
     """
+    before = copy.deepcopy(getattr(state, "counts", None))
+    try:
+        return _sample_until(keep, state, task)
+    except Exception:
+        if isinstance(state, CountingSampler):
+            state.counts = before
+        raise
+
+
+def _sample_until(
+    keep: Callable[[Tensor], Tensor], state: FilteringSampler, task: TextTask
+) -> tuple[TextRollout, dict[str, float]]:
     prompts, limit = state.config.prompts, state.config.max_batches
     passed: list[TextRollout] = []
     count, rewards = 0, []

@@ -21,11 +21,13 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from foresight import distributed
 from foresight.errors import UserError
 from foresight.runtime.checkpoints import chunks, shards
 from foresight.runtime.checkpoints.tree import Decoder, Encoder, MismatchError, saved_fields
@@ -46,14 +48,20 @@ def save(
 
     Everything is written under a temporary name, synced to the disk and renamed, so that a kill at any
     instant leaves the earlier checkpoints intact. Then all but the `keep` newest and the best are deleted.
-    On a full disk all but the newest and the best are deleted first, and the write is retried. `extra` (any
+    On a full disk (or quota) all but the newest and the best are deleted first, and the write is retried. `extra` (any
     tree of plain values and tensors) is returned by `restore`; `best`, a score, marks this checkpoint as the best.
+    Of several processes all must call it; the first writes, and gathers what is sharded over them.
 
     Raises UserError if the directory cannot be written or is full; earlier checkpoints are not lost.
     """
     folder = Path(directory)
     path = folder / f"step-{step:09d}"
     draft = folder / f".draft-{path.name}-{os.getpid()}"
+    if distributed.rank() > 0:
+        gather = Encoder(folder / chunks.FOLDER, keep=False)
+        for one in saved_fields(state):
+            gather(getattr(state, one.name), one.name)
+        return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob(".draft-*"):
@@ -61,7 +69,7 @@ def save(
         try:
             _write(draft, state, step, extra or {})
         except OSError as error:
-            if error.errno != errno.ENOSPC or len(all_steps(folder)) < 2:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(all_steps(folder)) < 2:
                 raise
             shutil.rmtree(draft, ignore_errors=True)  # it is not there if the disk had no room for the folder itself
             rotate(folder, 1)  # free space: the newest state matters more than old ones
@@ -84,8 +92,12 @@ def save(
     return path
 
 
-def restore(path: str | Path, state: Any, device: str | torch.device = "cpu") -> dict[str, Any]:
+def restore(
+    path: str | Path, state: Any, device: str | torch.device = "cpu", fields: Collection[str] | None = None
+) -> dict[str, Any]:
     """Verify the checkpoint `path` and load it into `state`, which `build` made; returns `{"step", **extra}`.
+
+    Only `fields` of the State are loaded, if they are given.
 
     Raises UserError if the checkpoint is truncated or was changed (and names the previous intact one), and
     if it was made by another algorithm or with another Config. The state is not changed unless all hashes match.
@@ -96,8 +108,10 @@ def restore(path: str | Path, state: Any, device: str | torch.device = "cpu") ->
     decode = Decoder(shards.Reader(path), device)
     try:
         with torch.no_grad():
-            decode.fields(tree["state"], state)
+            decode.fields(tree["state"], state, only=fields)
             extra = decode(tree["extra"], None, "extra")
+    except UserError:  # is a ValueError too; as for a disk that has no room for a replay
+        raise
     except (MismatchError, ValueError) as error:
         raise UserError(
             f"Checkpoint {path} does not match: {error}. It was made with another Config or version of the algorithm."
@@ -120,7 +134,7 @@ def verify(path: str | Path) -> dict[str, Any]:
     if reason is None:
         return _manifest(path)
     text = f"Checkpoint {path} is damaged: {reason}."
-    number = _step(path) or 0
+    number = step_of(path) or 0
     for step in sorted(all_steps(path.parent), reverse=True):
         other = all_steps(path.parent)[step]
         if step < number and _damage(other) is None:
@@ -132,8 +146,14 @@ def verify(path: str | Path) -> dict[str, Any]:
 def all_steps(directory: str | Path) -> dict[int, Path]:
     """The checkpoints in a directory by step, oldest first."""
     folder = Path(directory)
-    found = {step: path for path in folder.glob("step-*") if (step := _step(path)) is not None}
+    found = {step: path for path in folder.glob("step-*") if (step := step_of(path)) is not None}
     return dict(sorted(found.items()))
+
+
+def step_of(path: Path) -> int | None:
+    """The step of a checkpoint; None if the path is none."""
+    match = _NAME.fullmatch(path.name)
+    return int(match.group(1)) if match and path.is_dir() else None
 
 
 def latest(directory: str | Path) -> Path | None:
@@ -256,11 +276,6 @@ def _damage(path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"manifest.json cannot be read ({type(error).__name__})"
     return None
-
-
-def _step(path: Path) -> int | None:
-    match = _NAME.fullmatch(path.name)
-    return int(match.group(1)) if match and path.is_dir() else None
 
 
 def _sync(folder: Path) -> None:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foresight import distributed
 from foresight.data.sequences import Sequences
 from foresight.errors import UserError
 from foresight.runtime import machine
 from foresight.runtime.catalog import State
 from foresight.runtime.checkpoints import checkpoint, chunks
-from foresight.runtime.config.settings import Settings
 from foresight.runtime.evaluation.evaluate import Evaluation
 from foresight.runtime.monitoring import finite, profile
 
 if TYPE_CHECKING:
     from foresight.runtime.session import Session
 
+OptimizerSettings = dict[str, list[dict[str, Any]]]  # of the groups of each optimizer, by its field in the State
+PLAIN = (bool, int, float, str, tuple, type(None))  # types of settings
 SLOW = 1.0  # seconds that a checkpoint took, from which the next one is announced
 
 
@@ -39,13 +42,14 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
         "best": session.best,
         "rng": machine.global_rng(),
         "profile": dict(session.profile.seconds),
-        "rates": learning_rates(session.settings),
+        "evaluation_took": session.evaluation_took,
+        "optimizers": session.built,
     }
     if session.slow:
         session.progress.status("saving")
-    checkpoint.save(
-        session.path / "checkpoints", state, step, session.settings.keep, extra, session.best if best else None
-    )
+    if distributed.rank() == 0 or not session.kind.replicas:
+        score = session.best if best else None
+        checkpoint.save(session.path / "checkpoints", state, step, session.settings.keep, extra, score)
     session.progress.status("")
     session.saved = step
     took = time.perf_counter() - began
@@ -53,25 +57,28 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
     return took
 
 
+def on_disk(state: State) -> bool:
+    """Whether the replay of a State is on disk."""
+    replay = getattr(state, "replay", None)
+    return isinstance(replay, Sequences) and replay.on_disk
+
+
 def use_disk(state: State, folder: Path) -> None:
     """Give a replay that is `on_disk` memory that is mapped to files in `folder`, or elsewhere if it is read-only."""
-    replay = getattr(state, "replay", None)
-    if isinstance(replay, Sequences) and replay.on_disk:
-        replay.use(chunks.mapped(folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())))
+    if on_disk(state):
+        state.replay.use(chunks.mapped(folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())))
 
 
 def restore(session: Session, state: State, start: Path) -> None:
     """Put the checkpoint `start` into `state` and the session."""
-    optimizers = [value for value in vars(state).values() if isinstance(value, torch.optim.Optimizer)]
-    built = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     extra = checkpoint.restore(start, state, session.device)
-    rates = learning_rates(session.settings)
-    if extra.get("rates", rates) != rates:  # the user's new rates win over the checkpoint's
-        for optimizer, own in zip(optimizers, built, strict=True):
-            for group, rate in zip(optimizer.param_groups, own, strict=True):
-                group["lr"] = rate
+    before = extra.get("optimizers") or _built_before(session, extra)
+    for name, built in session.built.items():
+        for group, own, was in zip(getattr(state, name).param_groups, built, before.get(name, built), strict=True):
+            group.update((key, value) for key, value in own.items() if value != was.get(key, value))
     session.saved = extra["step"]
     session.seconds, session.evaluation_seconds = extra["seconds"], extra["evaluation_seconds"]
+    session.evaluation_took = extra.get("evaluation_took", math.inf)
     session.pending = extra.get("evaluation_due", False)
     session.baseline, session.best = Evaluation.read(extra["baseline"]), extra["best"]
     session.profile = profile.Profile(extra.get("profile"))
@@ -88,6 +95,22 @@ def go_back(session: Session) -> None:
         session.progress.note(f"newer checkpoints were set aside: {', '.join(path.name for path in moved)}")
 
 
-def learning_rates(settings: Settings) -> dict[str, float]:
-    """Every learning rate of the run by the name of its Config field."""
-    return {name: float(value) for name, value in settings.config.items() if name.endswith("learning_rate")}
+def optimizer_settings(state: State) -> OptimizerSettings:
+    """What each optimizer of a new State has in its groups, such as learning rates and betas, but not the weights.
+
+    Where the user changed one of these since the last checkpoint, or the device did, the new value is used; another
+    one is the checkpoint's, since training may have changed it.
+    """
+    return {
+        field: [{key: x for key, x in group.items() if isinstance(x, PLAIN)} for group in optimizer.param_groups]
+        for field, optimizer in vars(state).items()
+        if isinstance(optimizer, torch.optim.Optimizer)
+    }
+
+
+def _built_before(session: Session, extra: dict[str, Any]) -> OptimizerSettings:
+    """The same of a checkpoint of an earlier version, which holds no settings but the learning rates of the Config."""
+    config = session.settings.config
+    rates = {name: float(value) for name, value in config.items() if name.endswith("learning_rate")}
+    changed = {"lr": None} if extra.get("rates", rates) != rates else {}
+    return {field: [{**group, **changed} for group in groups] for field, groups in session.built.items()}

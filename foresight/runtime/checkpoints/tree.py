@@ -15,7 +15,7 @@ import math
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from foresight import distributed
 from foresight.data.sequences import Chunk
+from foresight.errors import UserError
 from foresight.runtime import legacy
 from foresight.runtime.checkpoints import chunks
 from foresight.runtime.checkpoints.shards import NAMES, Reader
@@ -56,11 +57,11 @@ class Encoder:
 
     A tensor that occurs again, in the same or in another file (tied weights), is stored once and referred to. A chunk
     of a replay is written to a file of its own in the folder `replay`, unless it is there; `chunks` are the sizes of
-    all such files by their sha256.
+    all such files by their sha256. Unless `keep`, tensors are dropped: this process only helps to gather the sharded.
     """
 
-    def __init__(self, replay: Path) -> None:
-        self._replay = replay
+    def __init__(self, replay: Path, keep: bool = True) -> None:
+        self._replay, self._keep = replay, keep
         self.chunks: dict[str, int] = {}
         self.file = ""
         self.tensors: list[tuple[str, Tensor]] = []
@@ -136,7 +137,12 @@ class Encoder:
         return node
 
     def _store(self, value: Tensor, path: str) -> list[str]:
-        value = distributed.full(value.detach())
+        part = value.detach()
+        value = distributed.full(part)
+        if not self._keep:
+            return [self.file, path]
+        if value is not part:
+            value = value.cpu()  # at once: the device has room for the shards alone
         if value.dtype == torch.complex128:
             value = torch.view_as_real(value)  # safetensors has no complex128
         if value.dtype not in NAMES:
@@ -299,8 +305,10 @@ class Decoder:
         self.fields(nodes, new, path)
         return new
 
-    def fields(self, nodes: dict[str, Node], target: DataclassInstance, path: str = "") -> None:
-        """Set the fields of the dataclass `target`. Raises MismatchError unless the names are the same."""
+    def fields(
+        self, nodes: dict[str, Node], target: DataclassInstance, path: str = "", only: Collection[str] | None = None
+    ) -> None:
+        """Set the fields of the dataclass `target`, or `only` some. Raises MismatchError if any name differs."""
         names = [field.name for field in saved_fields(target)]
         nodes = legacy.state_fields(type(target), nodes)
         if set(names) != set(nodes):
@@ -309,6 +317,8 @@ class Decoder:
                 f"{path or 'State'} has other fields (missing {sorted(missing)}, surplus {sorted(extra)})"
             )
         for name in names:
+            if only is not None and name not in only:
+                continue
             old = getattr(target, name, None)
             object.__setattr__(target, name, self(nodes[name], old, f"{path}.{name}".removeprefix(".")))
 
@@ -318,6 +328,8 @@ class Decoder:
         state = self(node["object"], None, path)
         try:
             template.load_state_dict(state)
+        except UserError:
+            raise
         except (KeyError, ValueError, RuntimeError) as error:
             raise MismatchError(f"{path}: {error}") from error
         if isinstance(template, torch.optim.Optimizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
 from foresight.planning.reasoning import verifiers
+from foresight.runtime import export, run
 from foresight.training import corpus
 from foresight.training.options import build_config
 from tests import tiny_language
@@ -192,3 +194,19 @@ def test_labeled_steps_beside_empty_columns_of_pairs_are_steps():
     config = build_config(reward_model.Config, tiny_language.folder(), steps=1, batch_size=2, precision="float32")
     *_, (_, _, state) = reward_model.train(config, TextTask("t", rows, rows, None))
     assert state.scorer.of_steps and reward_model.assess(state, rows)[0] == "step accuracy"
+
+
+def test_a_run_that_is_loaded_knows_whether_it_scores_steps(tmp_path):
+    rows, answers = tmp_path / "rows.jsonl", [("1?", "1 +ab +345"), ("2?", "1 +ab")]
+    columns = {"completions": ["1", "ab", "345"], "labels": [True, True, False], "delimiter": " +"}
+    rows.write_text("".join(json.dumps({"prompt": f"{i}?", **columns}) + "\n" for i in range(9)))
+    done = run.train(
+        "reward_model", task=str(rows), model=tiny_language.folder(), out=tmp_path / "run", show=False, steps=2,
+        batch_size=4, precision="float32",
+    )  # fmt: skip
+    agent, trained = done.load(), pretrained.load_scorer(str(done.path / "export"), precision="float32", trained=True)
+    expected = verifiers.reward_model(trained)([Example(prompt) for prompt, _ in answers], [x for _, x in answers])
+    assert trained.of_steps and agent.act(answers) == pytest.approx(expected, abs=1e-6)
+    exported = export.export(done.path, "merged")
+    again = pretrained.load_scorer(str(exported), precision="float32", trained=True)
+    assert again.of_steps and again.delimiter == " +"

@@ -11,8 +11,8 @@ import torch
 from foresight.algorithms.language import cispo, dapo, dr_grpo, grpo, gspo, rloo
 from foresight.envs.text import curriculum
 from foresight.envs.text.task import Example, TextTask
-from foresight.errors import UserError
-from foresight.planning.generation.rollout import draw, sample
+from foresight.errors import LostError, UserError
+from foresight.planning.generation.rollout import draw, sample, sample_until
 from foresight.runtime.checkpoints import checkpoint
 from tests.algorithms.language.group_runs import build
 from tests.sabotage import sabotaged_by
@@ -75,6 +75,25 @@ def test_a_resumed_run_continues_to_count(module, tmp_path):
     (_, whole, _), (_, resumed, _) = next(run), next(module.train(fresh.config, TASK, fresh))
     assert whole["samples"] == resumed["samples"]
     assert torch.equal(state.counts.table, fresh.counts.table) and state.counts.digest == fresh.counts.digest
+
+
+def test_a_step_that_fails_leaves_the_counts_as_they_were():
+    """It is repeated by a resumed run, which counts its completions then."""
+    state = build(dapo, prompts=2, prompt_sampling="learnability", max_batches=3)
+    answers = iter([0.0, 0.0])  # of two batches: their groups are equal, so that a third is sampled
+
+    def grade(examples, completions):
+        if (reward := next(answers, None)) is None:
+            raise LostError("The grader is gone.")
+        return [reward] * len(completions)
+
+    sample(state, TASK)
+    before = state.counts.table.clone()
+    with pytest.raises(LostError):
+        sample_until(
+            lambda rewards: torch.zeros(len(rewards), dtype=torch.bool), state, dataclasses.replace(TASK, grader=grade)
+        )
+    assert next(answers, None) is None and before.sum() > 0 and torch.equal(state.counts.table, before)
 
 
 @sabotaged_by("foresight.envs.text.curriculum.counts_of", lambda f: lambda task, counts: counts or f(task, None))

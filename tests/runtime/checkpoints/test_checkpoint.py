@@ -396,14 +396,15 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     checkpoint.restore(good, Box())
 
 
-def test_on_a_full_disk_old_checkpoints_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])  # the disk is full; the quota of a user is used up
+def test_on_a_full_disk_old_checkpoints_make_room(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk with room for three: the fourth takes the place of the oldest, and what is best stays."""
     write = checkpoint._write
 
     def disk(folder: Path, *rest: Any) -> None:
         write(folder, *rest)
         if len(list(tmp_path.glob("step-*"))) >= 3:
-            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+            raise OSError(number, os.strerror(number), str(folder))
 
     monkeypatch.setattr(checkpoint, "_write", disk)
     for step in (1, 2, 3):

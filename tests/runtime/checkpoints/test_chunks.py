@@ -15,10 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import foresight
 from foresight.algorithms.world import dreamer
 from foresight.data import trees
 from foresight.data.sequences import Sequences
 from foresight.errors import UserError
+from foresight.runtime import imagined, run
 from foresight.runtime.checkpoints import checkpoint, chunks, run_state, shards
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import weights
@@ -296,3 +298,24 @@ def test_a_run_with_a_replay_on_disk_is_the_run_without_and_resumes_exactly(tmp_
         start.config = longer
         ends.append(last(dreamer, longer, near(), start))
     assert torch.equal(weights(ends[0]), weights(ends[1])) and _same(ends[0].replay, ends[1].replay)
+
+
+def test_an_agent_reads_a_replay_on_disk_only_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(DREAMER, replay_size=256, steps=192, replay_on_disk=True)
+    whole = run.train(
+        "dreamer", env="Pendulum-v1", out=tmp_path / "a", show=False, evaluation_episodes=1, config=config
+    )
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chunks.os, "posix_fallocate", full)
+        agent = foresight.load(whole.path)
+        agent.act(agent.env.reset(0)[0])
+        with pytest.raises(UserError, match="The replay needs"):
+            agent.read_replay()
+    assert len(agent.state.replay) == 0
+    agent.read_replay()
+    assert len(agent.state.replay) >= 192
+    assert imagined.make(whole.path, 2).reset(0).shape == (2, 3)

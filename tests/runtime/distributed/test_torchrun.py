@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from foresight import distributed
 from foresight.algorithms.policy import a2c
 from foresight.envs import make
 from foresight.errors import UserError
@@ -168,6 +169,34 @@ def _floats(path: Path) -> torch.Tensor:
         value for file in sorted(checkpoint.find(path).glob("*.safetensors")) for value in load_file(file).values()
     ]
     return torch.cat([value.flatten().double() for value in tensors if value.is_floating_point()])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dqn", {**_control("dqn"), "steps": 128}),
+        ("sft", {"model": tiny_language.folder(), "steps": 2, "precision": "float32"}),
+    ],
+)
+def test_only_the_first_process_writes_checkpoints_and_exports(name, options, tmp_path, monkeypatch):
+    gathered = []
+    full = distributed.full
+
+    def gather(value):
+        gathered.extend([value.shape] if value.is_floating_point() else [])  # random streams are in no State of sft
+        return full(value)
+
+    monkeypatch.setattr(distributed, "full", gather)
+    if name == "sft":
+        options = {**options, "task": _trained("sft", 0, tmp_path)["task"]}
+    options = {**options, "checkpoint_every": 0, "evaluate_every": 1, "show": False}
+    run.train(name, out=tmp_path / "first", **options)
+    seen, gathered[:] = list(gathered), []
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    second = run.train(name, out=tmp_path / "second", **options)
+    assert seen and gathered == (seen if name == "sft" else [])  # replicas have nothing to gather
+    assert second.summary["steps"] == run.Run(tmp_path / "first").summary["steps"]
+    assert not (second.path / "checkpoints").exists() and not (second.path / "export").exists()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
