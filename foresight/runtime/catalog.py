@@ -139,7 +139,6 @@ def module(name: str) -> Algorithm:
     return cast(Algorithm, loaded)
 
 
-@functools.cache
 def config_class(name: str) -> type[Any]:
     """The algorithm's `Config` without importing torch.
 
@@ -147,6 +146,13 @@ def config_class(name: str) -> type[Any]:
     module with the same `__file__`, so that `inspect.getsource` works (the help text is made from the
     comments on the fields). A Config that needs more is imported with its module.
     """
+    found = entry(name)
+    return _config_class(found.name if found.path.is_relative_to(ROOT) else str(found.path))
+
+
+@functools.cache
+def _config_class(name: str) -> type[Any]:
+    """`name`: of an algorithm of the library, or an absolute path, as the same name elsewhere is another file."""
     path = entry(name).path
     kept: list[ast.stmt] = [node for node in _parse(read_source(path), path).body if _is_light(node)]
     if not any(isinstance(node, ast.ClassDef) for node in kept):

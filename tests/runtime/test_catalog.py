@@ -128,3 +128,11 @@ def test_a_config_that_needs_its_module_is_imported_for_real(tmp_path: Path) -> 
         "@dataclass(frozen=True)\nclass Config:\n    steps: int = half(8)\n"
     )
     assert catalog.config_class(str(own))().steps == 4
+
+
+def test_a_relative_name_in_another_directory_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, steps in (("a", "1"), ("b", "2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.py").write_text(SOURCE.replace("= 3", f"= {steps}"))
+        monkeypatch.chdir(tmp_path / folder)
+        assert catalog.config_class("own.py")().steps == int(steps)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def test_turns_wait_while_their_scorer_is_down_and_are_scored_when_it_answers(
 
     answered(store)
     monkeypatch.setattr(loops, "scorer", scorer)
-    monkeypatch.setattr(loops.time, "sleep", sleep)
+    monkeypatch.setattr(loops, "time", types.SimpleNamespace(sleep=sleep))  # of this module alone: threads sleep too
     with pytest.raises(Over):
         loops._score(store, settings.Settings(score="http://scorer/v1"))
     assert store.events() == [("score", "turns wait: down"), ("score", "turns wait: busy")]
@@ -135,7 +136,7 @@ def test_a_full_disk_is_printed_and_tried_again(
 
     answered(store)
     fill(store)
-    monkeypatch.setattr(loops.time, "sleep", sleep)
+    monkeypatch.setattr(loops, "time", types.SimpleNamespace(sleep=sleep))  # of this module alone: threads sleep too
     with pytest.raises(Over):
         loops._forever(lambda: store.event("x", "y" * 600), store, "train")
     assert waits == [loops.RETRY, loops.RETRY, loops.PAUSE]
