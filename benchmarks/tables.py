@@ -29,8 +29,8 @@ model or a random policy. "3 of 5" marks results with fewer seeds or steps than 
 COMPARE = """# Libraries side by side
 
 How fast this library is at the work of another one. Each row is one command, `foresight bench NAME --against PEER`,
-which runs both in turn on one machine; the ratio is the median over rounds. A target that was missed is marked. One
-round is a measurement without a spread.
+which runs both in turn on one machine; the ratio is the median of those of the rounds, with the smallest and the
+largest. A target that was missed is marked. One round is a measurement without a spread.
 
 Made by `python benchmarks/tables.py` from the `bench-*.json` files in [results](../results). Scores are on the page of
 [results](results.md). What other libraries do and this one does not: [not here](not_here.md).
@@ -138,13 +138,19 @@ def speed(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     for name, r in results:
         peer = r.get("peer")
         theirs = f"{peer['name']}: {figure(peer['rate'])}" if peer else "–"
-        ratio = f"{r['ratio']:.4g}×" if peer else "–"
+        ratio = times(r) if peer else "–"
         target = f"{r['target']:g}×{'' if r['met'] else ' (missed)'}" if peer and r.get("target") else "–"
         lines.append(
             f"| [{r['what']}](../results/{name}) ({r['unit']}) | {figure(r['ours']['rate'])} | {theirs} | {ratio} | "
             f"{target} | `{r['command']}` |"
         )
     return lines
+
+
+def times(result: dict[str, Any]) -> str:
+    """The ratio of a benchmark, and its spread if there is more than one round."""
+    ratio, (low, high) = result["ratio"], result["spread"]
+    return f"{ratio:.4g}×" if result["rounds"] == 1 else f"{ratio:.4g}× ({low:.3g} to {high:.3g})"
 
 
 def compare() -> str:
@@ -167,7 +173,7 @@ def compare() -> str:
             made = f"{r['rounds']}, {peer} {version}, {machine}" if version else f"{r['rounds']}, {machine}"
             lines.append(
                 f"| [`{title}`](../results/{name}): {what} | {figure(r['ours']['rate'])} {r['unit']} | "
-                f"{figure(r['peer']['rate'])} | {r['ratio']:.4g}× | {target} | {made} |"
+                f"{figure(r['peer']['rate'])} | {times(r)} | {target} | {made} |"
             )
     return "\n".join(lines) + "\n"
 

@@ -166,7 +166,9 @@ def _print_bench(console: Console, result: dict[str, Any]) -> None:
     rows += [(key, *(_cell(side.get(key)) for side in sides.values())) for key in keys]
     screen.table(console, (f"median of {result['rounds']}", *sides), rows)
     if "ratio" in result and result["ratio"] is not None:
+        low, high = result["spread"]
         text = f"\n{result['ratio']:.4g} times as fast"
+        text += f" ({low:.4g} to {high:.4g})" if result["rounds"] > 1 else ""
         if result["met"] is not None:
             text += f"; the target is {result['target']:g}: {'met' if result['met'] else 'NOT met'}"
         console.print(text, style="green" if result["met"] else ("red" if result["met"] is False else ""), markup=False)

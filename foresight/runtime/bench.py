@@ -125,10 +125,7 @@ def run(
     }
     if against:
         summary["peer"] = {"name": bench.peer, **median(sides["peer"])}
-        theirs = summary["peer"]["rate"]
-        summary["ratio"] = summary["ours"]["rate"] / theirs if theirs else None
-        summary["target"] = bench.target
-        summary["met"] = None if bench.target is None or not theirs else summary["ratio"] >= bench.target
+        summary |= compared(sides["ours"], sides["peer"], bench.target)
     summary["each"] = sides
     summary["versions"] = versions() | (versions((bench.peer,), python) if against else {})
     summary["machine"] = machine()
@@ -140,6 +137,23 @@ def run(
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror or error}. Choose another --out.") from error
     return summary
+
+
+def compared(ours: Sequence[dict[str, Any]], peer: Sequence[dict[str, Any]], target: float | None) -> dict[str, Any]:
+    """The ratio of the rates, its spread, and whether it reaches `target`.
+
+    The ratio is the median of those of the rounds, whose two sides ran one after the other: a machine that is slow for
+    some rounds slows both. The spread is the smallest and the largest. All are None where the peer has a rate of 0.
+    """
+    theirs = [one["rate"] for one in peer]
+    ratios = [mine["rate"] / rate for mine, rate in zip(ours, theirs, strict=True)] if all(theirs) else []
+    ratio = statistics.median(ratios) if ratios else None
+    return {
+        "ratio": ratio,
+        "spread": [min(ratios), max(ratios)] if ratios else None,
+        "target": target,
+        "met": None if target is None or ratio is None else ratio >= target,
+    }
 
 
 def median(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from foresight.runtime import bench
 from foresight.runtime.results import results
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,13 @@ def test_the_page_that_compares_libraries_is_made_from_the_benchmarks():
         result.get("peer") for file in RESULTS if "bench-" in file.name for result in [json.loads(file.read_text())]
     ]
     assert all(f"## {peer['name']}\n" in page for peer in peers if peer and peer["name"] != "foresight")
+
+
+def test_a_ratio_is_that_of_the_rounds_of_its_benchmark():
+    found = [json.loads(file.read_text()) for file in RESULTS if file.name.startswith("bench-")]
+    for one in (one for one in found if "peer" in one):
+        again = bench.compared(one["each"]["ours"], one["each"]["peer"], one["target"])
+        assert {key: one[key] for key in again} == again, one["what"]
 
 
 def test_the_page_of_grpos_family_is_made_from_the_code():

@@ -69,7 +69,7 @@ def test_sides_take_turns_in_fresh_processes_and_medians_are_reported(checkout: 
     assert len({process for _, process in notes}) == 6
     assert result["ours"] == {"rate": 400.0, "reached": True, "seconds": 1.0}
     assert result["peer"] == {"name": "numpy", "rate": 100.0, "seconds": 2.0}
-    assert result["ratio"] == 4.0 and result["met"] is True
+    assert result["ratio"] == 400 / 300 and result["spread"] == [1.0, 18.0] and result["met"] is False
     written = json.loads((tmp_path / "results" / "bench-counting.json").read_text())
     assert written == result
     assert written["command"] == "foresight bench counting --against numpy --rounds 3"
@@ -80,6 +80,13 @@ def test_sides_take_turns_in_fresh_processes_and_medians_are_reported(checkout: 
 
 def test_a_missed_target_is_reported(checkout: Path) -> None:
     assert bench.run("counting", against="numpy", rounds=1, directory=checkout)["met"] is False  # 100 to 100
+
+
+def test_the_ratio_is_the_median_of_those_of_the_rounds() -> None:
+    ours, peer = ([{"rate": rate} for rate in rates] for rates in ((100.0, 900.0, 400.0), (100.0, 50.0, 200.0)))
+    assert bench.compared(ours, peer, 2.0) == {"ratio": 2.0, "spread": [1.0, 18.0], "target": 2.0, "met": True}
+    unknown = {"ratio": None, "spread": None, "target": 2.0, "met": None}
+    assert bench.compared(ours, [*peer[:2], {"rate": 0.0}], 2.0) == unknown
 
 
 def test_without_a_peer_there_is_no_ratio(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

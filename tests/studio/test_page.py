@@ -231,6 +231,7 @@ def test_a_run_that_was_killed_can_be_resumed_on_the_open_page(
         tab.goto(f"{address}#/runs?run={identity(growing.resolve())}")
         playwright.expect(tab.locator("button:has-text('Stop')")).to_be_enabled(timeout=60_000)
         monkeypatch.setattr(runs, "LIVE", 0.0)
+        monkeypatch.setattr(app, "FRESH", 0.0)  # the table is made again
         tab.clock.fast_forward(31_000)
         tab.wait_for_selector("table .state.stopped")
         playwright.expect(tab.locator("button:has-text('Resume')")).to_be_enabled(timeout=10_000)

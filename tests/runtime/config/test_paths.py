@@ -152,22 +152,30 @@ def test_bundled_tasks_are_no_folders(tmp_path, monkeypatch):
 
 @sabotaged_by("foresight.runtime.run._remove", lambda f: lambda paths: None)
 def test_a_refused_run_leaves_nothing_behind(tmp_path, monkeypatch):
-    """A run is refused after its directory was created.
+    """A run is refused after its directory was created, and after its files were.
 
     Wrong: a config and empty logs are left, so the corrected command is refused because a run exists.
     Invariant: the created directories are removed, and what existed before is unchanged.
     """
+
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError("no context")
+
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{i}+1?" + "1" * 70, "answer": "1"}) + "\n" for i in range(10)))
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine.txt").write_text("kept")
-    for out in (tmp_path / "deep" / "run", full):
-        with pytest.raises(UserError, match="context"):
-            run.train(
-                "grpo", task=str(rows), model=tiny_language.folder(), out=out, steps=1, prompts=2, group=2,
-                max_new_tokens=4, precision="float32", show=False,
-            )  # fmt: skip
+    for late in (False, True):
+        if late:  # the baseline comes after the files
+            monkeypatch.setattr("foresight.runtime.session.Session._run_evaluation", refuse)
+            rows.write_text("".join(json.dumps({"prompt": f"{i}+1?", "answer": "1"}) + "\n" for i in range(10)))
+        for out in (tmp_path / "deep" / "run", full):
+            with pytest.raises(UserError, match="context"):
+                run.train(
+                    "grpo", task=str(rows), model=tiny_language.folder(), out=out, steps=1, prompts=2, group=2,
+                    max_new_tokens=4, precision="float32", show=False,
+                )  # fmt: skip
     assert not (tmp_path / "deep").exists()
     assert [file.name for file in full.iterdir()] == ["mine.txt"]
 
