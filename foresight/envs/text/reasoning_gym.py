@@ -22,6 +22,8 @@ def reasoning_gym(
 
     The answer is the text in the last `<answer>...</answer>`; without one, the last number if the gold answer is an
     integer, else the whole completion. Scorers may give partial credit: with `exact` a full score is 1, and all else 0.
+
+    Generators repeat themselves: questions that are held out are not trained on, so that fewer than `size` may remain.
     """
     try:
         gym = importlib.import_module("reasoning_gym")
@@ -49,8 +51,12 @@ def reasoning_gym(
 
     entries = [dataset[i] for i in range(size + held_out)]
     examples = [Example(entry["question"], str(entry["answer"]), {"entry": entry}) for entry in entries]
-    metric = "accuracy" if exact else "score"
-    return TextTask(f"reasoning_gym:{name}", examples[held_out:], examples[:held_out], grade, metric)
+    metric, test = "accuracy" if exact else "score", examples[:held_out]
+    asked = {example.prompt for example in test}
+    train = [example for example in examples[held_out:] if example.prompt not in asked]
+    if not train:
+        raise UserError(f"All {size} questions of '{name}' are held out too: it has few. Lower held_out, or raise size.")
+    return TextTask(f"reasoning_gym:{name}", train, test, grade, metric)
 
 
 def _answer_of(completion: str, gold: str) -> str:

@@ -93,7 +93,7 @@ def test_any_reasoning_gym_task():
     task = text.make(
         "reasoning_gym:chain_sum", size=20, held_out=5, min_terms=2, max_terms=2, min_digits=1, max_digits=1
     )
-    assert (len(task.train), len(task.test)) == (20, 5)
+    assert 15 < len(task.train) <= 20 and len(task.test) == 5
     assert task.grade(task.test, [f"I think <answer>{e.answer}</answer>" for e in task.test]) == [1.0] * 5
     assert max(task.grade(task.test, ["<answer>no</answer>"] * 5)) < 1 and task.metric == "score"
     assert task.grade(task.test, [f"{e.question} That is {e.answer}." for e in task.test]) == [1.0] * 5
@@ -110,6 +110,14 @@ def test_any_reasoning_gym_task():
         text.make("reasoning_gym:chain_sum", min_term=1)
     with pytest.raises(UserError, match="reasoning-gym cannot make"):
         text.make("reasoning_gym:chain_sum", min_terms=3, max_terms=2)
+
+
+def test_generators_that_repeat_themselves_do_not_train_on_what_is_held_out():
+    task = text.make("reasoning_gym:prime_factorization", size=300, max_value=60)
+    asked, trained = ({e.prompt for e in examples} for examples in (task.test, task.train))
+    assert len(task.test) == 100 and trained and not asked & trained
+    with pytest.raises(UserError, match="All 300 questions of 'prime_factorization' are held out too"):
+        text.make("reasoning_gym:prime_factorization", size=300, max_value=3)
 
 
 @pytest.fixture
