@@ -55,7 +55,7 @@ def reasoning_gym(
     asked = {example.prompt for example in test}
     train = [example for example in examples[held_out:] if example.prompt not in asked]
     if not train:
-        raise UserError(f"All {size} questions of '{name}' are held out too: it has few. Lower held_out, or raise size.")
+        raise UserError(f"All {size} questions of '{name}' are held out too. Lower held_out, or raise size.")
     return TextTask(f"reasoning_gym:{name}", train, test, grade, metric)
 
 
