@@ -179,6 +179,27 @@ def test_votes_are_counted_under_the_number_that_is_graded():
     assert {task.answer_in(text) for text in ("It is 5, so.", "5.0", "1, 2,5", r"\boxed{5}", "10/2")} == {"5"}
 
 
+@sabotaged_by("foresight.envs.text.graders.ending", lambda f: lambda text: text.split()[2])
+def test_different_answers_are_different_votes(tmp_path):
+    """Formerly the last number in them was the vote."""
+    path = tmp_path / "cities.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"{i}?", "answer": "Paris"}) for i in range(5)))
+    expressions = ("8/(3-8/3)", "(8-8/3)")
+    for name, options, first, second in (
+        (str(path), {}, "It has 2 million people.\n**Paris**", "It has 2 million people.\n**London**"),
+        (str(path), {"trace": True}, "<answer> 2, Paris </answer>", "<answer> 2, London </answer>"),
+        ("game24", {"largest": 4, "held_out": 2}, *expressions),
+        ("game24", {"largest": 4, "held_out": 2, "trace": True}, *(f"<answer> {x} </answer>" for x in expressions)),
+        ("planners", {"size": 3, "held_out": 3}, "def get_plan(): return 1", "def get_plan(): return 1 + 1"),
+    ):
+        task = text.make(name, **options)
+        assert task.answer_in(first) != task.answer_in(second), name
+    chains = text.make("chains", trace=True, size=20, held_out=5)
+    assert chains.answer_in("<answer> 7 </answer>") == chains.answer_in("<answer> #7 </answer>") == "7"
+    cities = text.make(str(path))
+    assert cities.answer_in("Of 2:\nParis.") == cities.answer_in("**paris**\n") == "paris"
+
+
 def test_completions_of_conversations_are_messages():
     seen = []
 
