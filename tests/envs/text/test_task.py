@@ -287,6 +287,8 @@ def test_unknown_names_give_the_nearest():
         ("largest", {"numbers": 1}, "from 2 to 90"),
         ("largest", {"numbers": 2, "size": 5000}, "at most 4,005"),
         ("stories", {"size": 300_000}, "at most 120,960"),
+        ("repeats", {"shortest": 2, "longest": 3}, "size is 20,000: with 2 to 3 letters it must be at most 8,125"),
+        ("countdown", {"numbers": 3, "largest": 2}, "largest 2: .* largest at least 3"),
     ],
 )
 def test_options_of_the_wrong_type_are_reported(name, options, message):

@@ -85,6 +85,8 @@ def test_an_answer_needs_its_evidence() -> None:
         assert (parts["outcome"], parts.get("found", found)) == (outcome, found)
     with pytest.raises(UserError, match="raise documents"):
         search.Search.questions(documents=10, size=20)
+    with pytest.raises(UserError, match="documents is 5,000: it must be at most 4,800"):
+        search.Search.questions(documents=5000)
 
 
 def test_every_document_is_reached_by_the_question_of_its_firm_only() -> None:
