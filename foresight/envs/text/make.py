@@ -89,7 +89,7 @@ def make(
     rewards = {"correct": 1.0, "format": 1.0} if trace and rewards is None else rewards
     if rewards is not None:
         pairs = composite.parse_weights(rewards)
-        parts = tuple(composite.part(task.grade, *pair, reward_timeout) for pair in pairs)
+        parts = composite.numbered([composite.part(task.grade, *pair, reward_timeout) for pair in pairs])
         task = dataclasses.replace(task, parts=parts)
     if curriculum != 1:
         curricula.check(task.name, task.train, curriculum)
