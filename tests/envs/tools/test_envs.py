@@ -124,6 +124,10 @@ def test_an_environment_of_trl_is_a_task() -> None:
     for episode in (right, wrong):
         episode.turn("ok")
     assert right.parts()["outcome"] == 1 and wrong.parts()["outcome"] == 0
+    less = make.make("theirs", adapters.trl(Theirs, rows), held_out=2, without=["double"])
+    assert less.episode(less.train[0]).tools == []
+    with pytest.raises(UserError, match=r"Unknown tool in without 'triple'\. .*double"):
+        make.make("theirs", adapters.trl(Theirs, rows), held_out=2, without=["triple"])
     with pytest.raises(UserError, match="get_reward"):
         adapters.trl(Toolbox, rows)
     scored = make.make("theirs", adapters.trl(Theirs, rows, lambda env, answer: 0.25), held_out=2)
