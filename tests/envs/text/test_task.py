@@ -98,6 +98,9 @@ def test_any_reasoning_gym_task():
     assert max(task.grade(task.test, ["<answer>no</answer>"] * 5)) < 1 and task.metric == "score"
     assert task.grade(task.test, [f"{e.question} That is {e.answer}." for e in task.test]) == [1.0] * 5
     assert all(0 < score < 1 for score in task.grade(task.test, [f"It is {e.answer}77" for e in task.test]))
+    lists = text.make("reasoning_gym:number_sorting", size=5, held_out=2)  # votes are on whole lists
+    assert lists.answer_in("<answer>['1', '9']</answer>") != lists.answer_in("<answer>['7', '9']</answer>")
+    assert lists.answer_in("I think <answer>['1', '9']</answer>") == lists.answer_in("['1', '9']")
     options = {"size": 20, "held_out": 5, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     exact = text.make("reasoning_gym:chain_sum", exact=True, **options)
     assert exact.metric == "accuracy" and exact.grade(exact.test, [str(e.answer) for e in exact.test]) == [1.0] * 5
