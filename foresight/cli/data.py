@@ -268,11 +268,17 @@ def _episodes(
     try:
         if len(environments := {agent.settings.env for agent in agents}) > 1:
             raise UserError(f"One folder holds episodes of one environment, not of {', '.join(sorted(environments))}.")
+        first = agents[0].settings
+        for run, agent in zip(runs, agents, strict=True):
+            if agent.settings.env_options != first.env_options:
+                raise UserError(
+                    f"{run} has other env options than {runs[0]}: {agent.settings.env_options} instead of "
+                    f"{first.env_options}. Write a folder for each: training takes several."
+                )
         if random:
             parts.append(recorder.record(agents[0], random, seed, random=True))
         parts += [recorder.record(agent, count, seed, explore) for agent in agents if count]
         found = data.join(parts)
-        first = agents[0].settings
         path = _write(found, agents[0].spaces, first.env, first.env_options, first.algorithm, Path(out), fps)
     finally:
         for agent in agents:

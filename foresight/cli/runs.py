@@ -96,7 +96,8 @@ def eval_(
         run: a run directory.
         episodes: number of episodes (or prompts).
         env: one of the environments of a run of several; default: all of them.
-        seed: seed of the evaluation environments, which never have the seeds of training environments.
+        seed: seed of the evaluation environments, which never have the seeds of training environments. Environment i
+            of 16 has this seed plus i: evaluations with seeds 16 apart (0, 16, 32) share no episode.
         checkpoint: latest, best, or a step.
         device: auto, cpu, cuda or mps.
         completer: URL of a server that samples with its own weights (language runs).

@@ -11,12 +11,14 @@ import tyro
 from foresight.cli import fields, screen
 from foresight.errors import UserError
 
+MODEL = "smollm2"
+
 
 def think(
     methods: Annotated[tuple[str, ...], tyro.conf.Positional],
     *,
     task: str,
-    model: str = "smollm2",
+    model: str = MODEL,
     budget: int = 1024,
     points: int = 3,
     questions: int = 100,
@@ -69,13 +71,17 @@ def think(
     fields.check_folder(folder)
     env = make(task, "text", **_task(model, task, env_options)[1])
     where = machine.pick_device(device)
+    if task == "sorting" and (model != MODEL or completer is not None):
+        raise UserError(
+            "The task sorting asks a scripted sorter and no language model: leave out --model and --completer."
+        )
     policy: Any = _sorter() if task == "sorting" else thinking.model(model, where, completer, screen.note)
     verify = thinking.verifier(verifier, env, policy, model, where)
     document, shown, examples = thinking.think(
         methods, policy, env, questions, budget, points=points, max_new_tokens=max_new_tokens,
         temperature=temperature, verify=verify, seed=seed, options=own, report=screen.note,
     )  # fmt: skip
-    document = {"model": model, "verifier": verifier, **document}
+    document = {"model": "scripted sorter" if task == "sorting" else model, "verifier": verifier, **document}
     if json:
         screen.emit(document)
     else:

@@ -186,8 +186,8 @@ def files(episodes: Episodes, obs: gs.Space[Any], action: gs.Space[Any], fps: fl
     }  # fmt: skip
     for name in cameras:
         places |= {f"videos/{name}/chunk_index": zeros, f"videos/{name}/file_index": zeros}
-        places[f"videos/{name}/from_timestamp"] = ((to - episodes.length) / fps).tolist()
-        places[f"videos/{name}/to_timestamp"] = (to / fps).tolist()
+        places[f"videos/{name}/from_timestamp"] = ((to - episodes.length).double() / fps).tolist()
+        places[f"videos/{name}/to_timestamp"] = (to.double() / fps).tolist()  # float32 is off by a frame in long files
     features = {name: _feature(x) for name, x in whole.items()}
     info = {
         "codebase_version": VERSION, "robot_type": None, "total_episodes": count, "total_frames": len(rows),
@@ -211,11 +211,13 @@ def files(episodes: Episodes, obs: gs.Space[Any], action: gs.Space[Any], fps: fl
 
 def _check(path: str | Path, features: Mapping[str, Any], obs: gs.Space[Any], action: gs.Space[Any]) -> None:
     cameras = [name.removeprefix(CAMERA) for name, feature in features.items() if feature.get("dtype") == "video"]
+    single = [name for name, feature in features.items() if feature.get("dtype") == "image"]
+    note = f" Only videos are read, but single images are what it has of: {', '.join(single)}." if single else ""
     missing = [name for name in _cameras(obs) if name not in cameras]
     if missing or (isinstance(obs, gs.Box) and obs.dtype == np.uint8):
         raise UserError(
             f"The environment shows images ({', '.join(missing) or 'its observation'}), which are not in the data; "
-            f"{path} has the cameras: {', '.join(cameras) or 'none'}. Use data of its own."
+            f"{path} has the cameras: {', '.join(cameras) or 'none'}.{note} Use data of its own."
         )
     if isinstance(obs, gs.Dict) and not (MISSION in obs.spaces or _cameras(obs)):
         raise UserError(f"The environment's observations are {obs}. A vector is read: --env-options flatten=true.")
@@ -240,7 +242,7 @@ def _check(path: str | Path, features: Mapping[str, Any], obs: gs.Space[Any], ac
 
 
 def _is_vector(space: gs.Space[Any]) -> bool:
-    return isinstance(space, gs.Box) and len(space.shape) == 1 and space.dtype != np.uint8
+    return isinstance(space, gs.Box) and len(space.shape) == 1 and np.dtype(space.dtype).kind == "f"
 
 
 def _is_seen(obs: gs.Space[Any]) -> bool:
@@ -335,7 +337,12 @@ def _values(column: Any, space: gs.Space[Any]) -> Tensor:
 
 
 def _column(pyarrow: Any, values: NDArray[Any]) -> Any:
-    """Values `[S, ...]` as a column of numbers, or of lists, nested as deep as there are more dims."""
+    """Values `[S, ...]` as a column of numbers, or of lists, nested as deep as there are more dims.
+
+    Vectors of one number, whose shape is `[1]`, are numbers, as LeRobot has them (`get_hf_features_from_features`).
+    """
+    if values.shape[1:] == (1,):
+        values = values[:, 0]
     column = pyarrow.array(values.reshape(-1))
     for size in reversed(values.shape[1:]):
         column = pyarrow.FixedSizeListArray.from_arrays(column, size)

@@ -136,6 +136,18 @@ def test_what_cannot_be_written_is_known_before_the_work(call, tmp_path, monkeyp
     assert done.code == 2 and "file is not a folder. Choose another --out." in done.err
 
 
+def test_runs_of_other_environments_have_a_folder_of_their_own(call, tmp_path, monkeypatch):
+    """Also where only the options differ: their shapes may not, and the folder has one set of options."""
+    options = {"plain": {}, "blind": {"visible": [0, 2]}}
+    monkeypatch.setattr(
+        run,
+        "load",
+        lambda name, *_: SimpleNamespace(settings=SimpleNamespace(env="X", env_options=options[name]), close=int),
+    )
+    done = call("data", "episodes", "plain", "blind", "--out", tmp_path / "out")
+    assert done.code == 2 and "blind has other env options than plain: {'visible': [0, 2]} instead of {}" in done.err
+
+
 def test_answers_of_a_command_that_was_stopped_are_kept(digits, call, tmp_path, monkeypatch):
     def answered(*given):
         yield SimpleNamespace(examples=[1, 2])

@@ -62,6 +62,10 @@ from foresight.runtime.monitoring import health
         (["train", "grpo", "--task", "orders", "--env-options", "tool_seconds=x"], "tool_seconds must be more than 0"),
         (["train", "grpo", "--task", "orders", "--env-options", "turns=x"], "turns must be a whole number"),
         (["think", "self_consistency", "--task", "sorting", "--options", "width"], "--options takes key=value"),
+        (
+            ["think", "graph_of_thoughts", "--task", "sorting", "--model", "m"],
+            "a scripted sorter and no language model: leave out --model",
+        ),
         (["doctor", "--jsn"], "--json"),
         (["plot", "no", "--model", "3", "--out", "x.jpg"], "must end in one of .png, .svg, .pdf, .mp4, .gif"),
         (["attention", "no", "--text", "2", "--out", "a.html", "push.py/b.html"], "push.py is not a folder."),

@@ -151,7 +151,7 @@ def test_plain_readers_open_it(folder: Path) -> None:
         2,
         3,
     ]
-    assert table["action"].to_pylist() == [[1], [2], [3], [4]]
+    assert table["action"].to_pylist() == [1, 2, 3, 4]  # LeRobot reads shape [1] as a number
     info, stats = (json.loads((folder / "meta" / f"{name}.json").read_text()) for name in ("info", "stats"))
     assert info["codebase_version"] == "v3.0" and info["total_frames"] == 4 and info["fps"] == 10
     assert info["features"]["observation.state"] == {"dtype": "float32", "shape": [2], "names": None}
@@ -160,6 +160,41 @@ def test_plain_readers_open_it(folder: Path) -> None:
     assert tasks.index.tolist() == ["Push the block."] and tasks["task_index"].tolist() == [0]
     places = pandas.read_parquet(folder / "meta" / "episodes")
     assert places["dataset_from_index"].tolist() == [0, 3] and places["dataset_to_index"].tolist() == [3, 4]
+
+
+def test_the_package_datasets_opens_it_with_lerobots_features(folder: Path, tmp_path: Path) -> None:
+    """As LeRobot's `get_hf_features_from_features` makes them."""
+    import datasets
+
+    features = json.loads((folder / "meta" / "info.json").read_text())["features"]
+    kinds = {}
+    for name, feature in features.items():
+        (size,), value = feature["shape"], datasets.Value(feature["dtype"])
+        kinds[name] = value if size == 1 else datasets.Sequence(value, length=size)
+    file = str(folder / "data" / "chunk-000" / "file-000.parquet")
+    found = datasets.Dataset.from_parquet(file, features=datasets.Features(kinds), cache_dir=str(tmp_path / "cache"))
+    assert found["action"][:] == [1, 2, 3, 4] and found["observation.state"][1] == [11, 1]
+
+
+def test_videos_begin_at_exact_times() -> None:
+    """Float32 is 5e-5 s off here, half of what LeRobot allows; later in the file it is more."""
+    space, length = gs.Dict({"image": gs.Box(0, 255, (2, 2, 3), np.uint8)}), torch.tensor([20_483, 10])
+    count = int(length.sum()) + 2
+    images = {"image": torch.zeros(count, 2, 2, 3, dtype=torch.uint8)}
+    data = Episodes(images, torch.zeros(count, 1), torch.zeros(count), length, torch.tensor([True, True]))
+    places = lerobot.files(data, space, ACTION, 10, "?")["meta/episodes/chunk-000/file-000.parquet"]
+    assert places["videos/observation.images.image/from_timestamp"].to_pylist() == [0, 2048.3]
+    assert places["videos/observation.images.image/to_timestamp"].to_pylist() == [2048.3, 2049.3]
+
+
+def test_vectors_of_integers_are_refused() -> None:
+    """Formerly they were left out."""
+    whole = gs.Box(0, 9, (2,), np.int64)
+    data = dataclasses.replace(DATA, obs=DATA.obs.long())
+    seen = dataclasses.replace(pictures(), obs={**pictures().obs, "arm": DATA.obs.long()})
+    for episodes, space in ((data, whole), (seen, gs.Dict({**SEEN.spaces, "arm": whole}))):
+        with pytest.raises(UserError, match="one vector of floats, or a dict of such vectors"):
+            lerobot.files(episodes, space, ACTION, 10, "?")
 
 
 @sabotaged_by("foresight.data.lerobot.offsets", change("fps", lambda fps: 2 * fps))
@@ -242,6 +277,13 @@ def test_what_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="takes observations that are one vector"):
         recorder.write_lerobot(DATA, gs.Discrete(2), ACTION, 10, "Push.", tmp_path / "x")
     path = folder / "meta" / "info.json"
+    info = json.loads(path.read_text())
+    info["features"]["observation.image"] = {"dtype": "image", "shape": [8, 8, 3], "names": None}
+    path.write_text(json.dumps(info))
+    with pytest.raises(
+        UserError, match=r"cameras: none\. Only videos are read, but single images are .* observation.image"
+    ):
+        lerobot.read(folder, gs.Dict({"top": gs.Box(0, 255, (8, 8, 3), np.uint8)}), ACTION)
     path.write_text(path.read_text().replace("v3.0", "v2.1"))
     with pytest.raises(UserError, match=r"is a LeRobotDataset v2.1; v3.0 is read"):
         lerobot.read(folder, OBS, ACTION)

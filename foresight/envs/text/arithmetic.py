@@ -27,7 +27,8 @@ def addition(
 
     With `train_high`, pairs with a larger addend, up to `train_high`, are trained on too; the held-out questions stay
     the same.
-    The last number in the completion is the answer. The difficulty is the sum.
+    The last number in the completion is the answer. The difficulty is the sum. Pairs are ordered: most held-out
+    questions, such as 7 + 12, are trained on with their addends exchanged, 12 + 7.
     """
     top = high if train_high is None else train_high
     if top < high:
@@ -93,6 +94,9 @@ def repeats(
         raise UserError(f"shortest and longest must be 2 <= shortest <= longest <= 26, not {shortest} and {longest}.")
     if times < 2:
         raise UserError(f"times is {times}: it must be at least 2.")
+    most = sum(math.perm(len(LETTERS), length) for length in range(shortest, longest + 1)) // 2
+    if size > most:  # half: samples are rejected until they differ
+        raise UserError(f"size is {size:,}: with {shortest} to {longest} letters it must be at most {most:,}.")
     draw, seen = random.Random(seed), set[str]()
     while len(seen) < size:
         seen.add("".join(draw.sample(LETTERS, draw.randint(shortest, longest))))

@@ -99,10 +99,14 @@ def function_parts(
     """Reward functions, which take the task's `columns`, as parts of equal weight; equal names are numbered."""
     if not rewards:
         raise UserError("reward is an empty list: give a reward function, or leave it out for the column 'answer'.")
-    parts, names = list[Part](), Counter[str]()
-    for given in rewards:
-        part = function_part(given, 1.0, limit, columns)
+    return numbered([function_part(given, 1.0, limit, columns) for given in rewards])
+
+
+def numbered(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts, each with a name of its own for the log: the second of a name is NAME_2."""
+    found, names = list[Part](), Counter[str]()
+    for part in parts:
         names[part.name] += 1
         count = names[part.name]
-        parts.append(dataclasses.replace(part, name=f"{part.name}_{count}") if count > 1 else part)
-    return tuple(parts)
+        found.append(dataclasses.replace(part, name=f"{part.name}_{count}") if count > 1 else part)
+    return tuple(found)

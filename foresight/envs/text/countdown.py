@@ -206,7 +206,8 @@ def countdown(
     not graded.
     """
     if not 2 <= numbers <= 4 or largest < numbers:
-        raise UserError(f"numbers is {numbers} and largest {largest}: give 2, 3 or 4 numbers, and largest at least 4.")
+        least = f"largest at least {min(max(numbers, 2), 4)}"
+        raise UserError(f"numbers is {numbers} and largest {largest}: give 2, 3 or 4 numbers, and {least}.")
     if traces not in TRACES:
         raise errors.unknown("kind of traces", traces, TRACES)
     if heuristic not in ("mixed", *HEURISTICS):

@@ -10,7 +10,7 @@ from typing import Any
 
 from foresight.data import forms
 from foresight.envs.text.composite import function_parts, weighted_sum
-from foresight.envs.text.graders import grade_ending
+from foresight.envs.text.graders import ending, grade_ending, is_numeric
 from foresight.envs.text.rewards import REWARD_TIMEOUT
 from foresight.envs.text.split import split
 from foresight.envs.text.task import Example, TextTask
@@ -34,7 +34,8 @@ def dataset(
     `reward_timeout` seconds for a batch (0: in this process, without a limit). It may be `async`. Of several, given as
     a list, the reward is the sum, and each is logged by its name; those that are `async` or in a subprocess run
     concurrently. Without `reward`, the last number of a completion, or its end, is compared with the column `answer`
-    (`graders.grade_ending`). Rows may have neither (see `data.forms`): nothing is graded then, as in training on
+    (`graders.grade_ending`). Where no answer is a number, votes are counted under the last line of a completion. Rows
+    may have neither (see `data.forms`): nothing is graded then, as in training on
     demonstrations, preferences or a teacher.
 
     `held_out` rows are not trained on (default: 100, or a fifth of them if that is less). They may be a few more, since
@@ -60,12 +61,13 @@ def dataset(
         )
         for n, row in enumerate(rows, 1)
     ]
-    if reward is None and not answered:
-        return dataclasses.replace(split(Path(path).stem, examples, held_out, seed, None), path=path)
+    golds = [example.answer for example in examples if example.answer is not None]
+    extract = ending if golds and not any(map(is_numeric, golds)) else None
     if reward is None:
-        return dataclasses.replace(split(Path(path).stem, examples, held_out, seed, grade_ending), path=path)
+        task = split(Path(path).stem, examples, held_out, seed, grade_ending if answered else None)
+        return dataclasses.replace(task, path=path, extract=extract)
     single = isinstance(reward, str) or callable(reward)
     rewards: list[Any] = [reward] if single else list(reward)  # type: ignore[arg-type]
     parts = function_parts(rewards, reward_timeout, tuple(columns))
     task = split(Path(path).stem, examples, held_out, seed, weighted_sum(parts))
-    return dataclasses.replace(task, path=path, metric="reward", parts=() if single else parts)
+    return dataclasses.replace(task, path=path, metric="reward", parts=() if single else parts, extract=extract)

@@ -19,9 +19,10 @@ _NUMBER = re.compile(  # of an exponent at most 3 digits: the number of 1e999999
     r"-?(?:\d+(?:\.\d+)?|\.\d+)(?:/\d+|[eE][-+]?\d{1,3})?"
 )
 _WRITTEN = re.compile(  # a number in a text: its sign, thousands, decimals, what it is divided by, and its exponent
-    r"(?<![\w./])[-+\u2212]?(?=\.?\d)(?:\d{1,3}(?:,\d{3})+(?!\d)|\d*)(?:\.\d+)?(?: ?/ ?\d+)?(?:[eE][-+]?\d+)?"
+    r"(?<![\w./^])(?<!\^[-+\u2212{])(?<!\^\{[-+\u2212])[-+\u2212]?(?=\.?\d)"  # the exponent of ^ is no number
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d*)(?:\.\d+)?(?: ?/ ?\d+)?(?:[eE][-+]?\d+)?"
 )
-_LATEX = re.compile(r"(?<!\d)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+_LATEX = re.compile(r"(?<!\d)\\[dt]?frac\{([-+\u2212]?\d+)\}\{(\d+)\}")
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
@@ -66,12 +67,17 @@ def canonical(answer: str) -> str:
 def last_number(text: str) -> str:
     """The last number in a text, as it is written: "-1,000", "0.5", "3/4" or "2e5"; "" if there is none.
 
-    A fraction of LaTeX is written with a slash.
+    A fraction of LaTeX is written with a slash, and its thousands, "10{,}000", with a comma. Exponents, as in cm^2, are
+    no numbers of their own.
     """
-    found = _WRITTEN.findall(_LATEX.sub(r"\1/\2", text))
+    found = _WRITTEN.findall(_plain(text))
     return str(found[-1]) if found else ""
 
 
 def is_number(text: str) -> bool:
     """Whether a text is a number and nothing else."""
-    return _WRITTEN.fullmatch(_LATEX.sub(r"\1/\2", text)) is not None
+    return _WRITTEN.fullmatch(_plain(text)) is not None
+
+
+def _plain(text: str) -> str:
+    return _LATEX.sub(r"\1/\2", text.replace("{,}", ","))

@@ -10,6 +10,7 @@ from foresight.envs.text import exact
 from foresight.envs.text.task import Example
 
 CLOSING = string.whitespace + ".!*`\"')}"  # what may stand after an answer
+OPENING = string.whitespace + "*`\"'({"  # and before it
 
 
 def last_integer(text: str) -> int | None:
@@ -38,8 +39,19 @@ def grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> lis
     return [float(_gives(str(e.answer).strip(), c)) for e, c in zip(examples, completions, strict=True)]
 
 
+def ending(text: str) -> str:
+    """The last line of a text without what may stand around an answer: what votes on words are counted under."""
+    lines = text.strip().rstrip(CLOSING).splitlines()
+    return lines[-1].lstrip(OPENING) if lines else ""
+
+
+def is_numeric(answer: str) -> bool:
+    """Whether an answer is compared as a number."""
+    return exact.is_number(answer.strip().rstrip("."))
+
+
 def _gives(answer: str, completion: str) -> bool:
-    if exact.is_number(answer.rstrip(".")):
+    if is_numeric(answer):
         return exact.canonical(exact.last_number(completion)) == exact.canonical(exact.last_number(answer))
     ending, wanted = (text.strip().rstrip(CLOSING) or text.strip() for text in (completion, answer))
     return ending == wanted or (bool(wanted) and bool(re.search(rf"(?<![\w.,/+-]){re.escape(wanted)}$", ending)))

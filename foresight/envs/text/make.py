@@ -89,7 +89,7 @@ def make(
     rewards = {"correct": 1.0, "format": 1.0} if trace and rewards is None else rewards
     if rewards is not None:
         pairs = composite.parse_weights(rewards)
-        parts = tuple(composite.part(task.grade, *pair, reward_timeout) for pair in pairs)
+        parts = composite.numbered([composite.part(task.grade, *pair, reward_timeout) for pair in pairs])
         task = dataclasses.replace(task, parts=parts)
     if curriculum != 1:
         curricula.check(task.name, task.train, curriculum)
@@ -140,8 +140,10 @@ def _traced(task: TextTask) -> TextTask:
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
         return task.grade(examples, [traces.read(completion).answer for completion in completions])
 
+    own = task.extract  # an answer alone may lack the mark that the task's own answers follow
+    extract = None if own is None else lambda answer: own(answer) or answer
     traced = dataclasses.replace(
-        task, grader=grade, traced=True, marker="</think> <answer>", delimiter=". ", extract=None, verifier=None
+        task, grader=grade, traced=True, marker="</think> <answer>", delimiter=". ", extract=extract, verifier=None
     )
 
     def with_instruction(example: Example) -> Example:

@@ -61,7 +61,7 @@ def planners(
         return [reward(one, completion, problems, tests) for one, completion in zip(examples, completions, strict=True)]
 
     train = [example(i, False) for i in range(size)]
-    return TextTask("planners", train, [example(i, True) for i in range(held_out)], grade)
+    return TextTask("planners", train, [example(i, True) for i in range(held_out)], grade, extract=str.strip)
 
 
 def prompt(domain: Domain) -> str:

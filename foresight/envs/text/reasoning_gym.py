@@ -14,6 +14,8 @@ from foresight.envs.text.graders import last_integer
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 
+INTEGER = r"-?\d+"
+
 
 def reasoning_gym(
     name: str, size: int = 1000, held_out: int = 100, seed: int = 0, exact: bool = False, **options: Any
@@ -55,12 +57,14 @@ def reasoning_gym(
     asked = {example.prompt for example in test}
     train = [example for example in examples[held_out:] if example.prompt not in asked]
     if not train:
-        raise UserError(f"All {size} questions of '{name}' are held out too. Lower held_out, or raise size.")
-    return TextTask(f"reasoning_gym:{name}", train, test, grade, metric)
+        raise UserError(f"All {size} questions of '{name}' are held out too: lower held_out, or raise size.")
+    numeric = any(re.fullmatch(INTEGER, str(example.answer)) for example in examples)
+    extract = None if numeric else lambda completion: _answer_of(completion, "")
+    return TextTask(f"reasoning_gym:{name}", train, test, grade, metric, extract=extract)
 
 
 def _answer_of(completion: str, gold: str) -> str:
     found = re.findall(r"<answer>(.*?)</answer>", completion, re.DOTALL)
-    if not found and re.fullmatch(r"-?\d+", gold) and (number := last_integer(completion)) is not None:
+    if not found and re.fullmatch(INTEGER, gold) and (number := last_integer(completion)) is not None:
         return str(number)
     return (found[-1] if found else completion).strip()

@@ -15,13 +15,24 @@ ASK = "Sort: "
 
 
 def sorting(length: int = 64, size: int = 1000, held_out: int = 100, seed: int = 0) -> TextTask:
-    """Questions like "Sort: 3 1 9 0": `length` digits, drawn with repetition. Graded 1 if the whole list is right."""
+    """Questions like "Sort: 3 1 9 0": `length` digits, of which some may be equal. No list is asked twice.
+
+    Graded 1 if the whole list is right.
+    """
     if length < 1 or size < 1 or held_out < 1:
         raise UserError(f"length is {length}, size {size} and held_out {held_out}: all must be at least 1.")
-    draw = random.Random(f"sorting {seed}")
-    rows = [[draw.randrange(10) for _ in range(length)] for _ in range(size + held_out)]
-    examples = [Example(ASK + listed(row), listed(sorted(row)), {"digits": row}) for row in rows]
-    return TextTask("sorting", examples[held_out:], examples[:held_out], grade)
+    if size + held_out > 10**length // 2:  # half: samples are rejected until they differ
+        raise UserError(
+            f"size {size} and held_out {held_out} are too many for lists of {length} digits: together they must be at "
+            f"most {10**length // 2:,}."
+        )
+    draw, seen = random.Random(f"sorting {seed}"), dict[tuple[int, ...], None]()
+    while len(seen) < size + held_out:
+        seen[tuple(draw.randrange(10) for _ in range(length))] = None
+    examples = [Example(ASK + listed(row), listed(sorted(row)), {"digits": list(row)}) for row in seen]
+    return TextTask(
+        "sorting", examples[held_out:], examples[:held_out], grade, extract=lambda text: listed(digits(text))
+    )
 
 
 def listed(row: Sequence[int]) -> str:

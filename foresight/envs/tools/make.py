@@ -74,16 +74,16 @@ def make(
         if option not in valid:
             known = ", ".join((*valid, "held_out", "turns", "tool_seconds", "episode_seconds", "without", "rewards"))
             raise UserError(f"'{name}' has no option '{option}'. Options: {known}")
-    if without:
-        known_tools = [] if own else [one.name for one in tools_of(env())]
-        for one in without:
-            if one not in known_tools:
-                raise errors.unknown("tool in without", one, known_tools)
     weights = {} if rewards is None else dict(composite.parse_weights(rewards, "{outcome: 1, process: -0.1}"))
     for part in weights:
         if part not in PARTS:
             raise errors.unknown("part of a reward", part, PARTS)
     rows = env.questions(**options, **({"seed": seed} if "seed" in valid else {}))
+    if without and rows:
+        known_tools = [] if own else in_time(episode_seconds, name, functools.partial(_tools, env, rows[0]))
+        for one in without:
+            if one not in known_tools:
+                raise errors.unknown("tool in without", one, known_tools)
     examples = [
         Example(in_time(episode_seconds, name, functools.partial(_question, env, row)), columns={"row": row})
         for row in rows
@@ -145,6 +145,15 @@ def _question(env: type[Any], row: dict[str, Any]) -> Any:
     first = made.reset(row)
     close(made)
     return first
+
+
+def _tools(env: type[Any], row: dict[str, Any]) -> list[str]:
+    """The names of the tools of an episode: environments of other libraries have them only after `reset`."""
+    made = env()
+    made.reset(row)
+    found = [one.name for one in tools_of(made)]
+    close(made)
+    return found
 
 
 def _begin(env: type[Any], example: Example, seconds: float, without: Sequence[str]) -> Episode:

@@ -77,6 +77,9 @@ class Search:
             raise UserError(
                 f"size must be between 1 and {documents // 2}, half the documents, not {size}: raise documents."
             )
+        most = 2 * len(BEGINS.split()) * len(ENDS.split()) * len(TRADES)
+        if documents > most:
+            raise UserError(f"documents is {documents:,}: it must be at most {most:,}, twice the names of firms.")
         rows = generated(documents, seed)[1]
         return random.Random(f"questions {seed}").sample(rows, size)
 

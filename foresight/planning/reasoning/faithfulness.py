@@ -16,8 +16,10 @@ a bootstrap over traces. It is also reported whether the answers are right: a tr
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import re
+import statistics
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -26,7 +28,7 @@ from foresight.envs.text.chains import commuted as commuted
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.planning.reasoning.budget_forcing import cut
-from foresight.planning.reasoning.mind import Mind, Thought
+from foresight.planning.reasoning.mind import Mind
 
 FILLER = " ..."
 ANSWER_TOKENS = 16
@@ -35,22 +37,24 @@ RESAMPLES = 2000
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A sampled completion: its question, its steps as texts (each with its delimiter) and its canonical answer."""
+    """A sampled completion: its question, its text, its steps (each with its delimiter) and its canonical answer."""
 
     example: Example
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
+    text: str
     steps: tuple[str, ...]
     answer: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Of an intervention at each share of the trace: whether the answer stayed, a row for each trace.
+    """Of interventions, a row for each trace: at which share of the trace, and whether the answer stayed.
 
-    `area` is one value for each trace; `right` the share of right answers over all interventions.
+    `area` is one value for each trace; `right` the mean grade over all interventions, NaN if none can be scored.
     """
 
+    share: tuple[tuple[float, ...], ...]
     same: tuple[tuple[bool, ...], ...]
     area: tuple[float, ...]
     right: float
@@ -75,7 +79,7 @@ def sample(mind: Mind, task: TextTask, examples: Sequence[Example], samples: int
             body, mark, rest = thought.text.partition(words[0])  # the tag that closes a trace is no step
             steps = split(body, task.delimiter)
             if words[-1] in mark + rest and steps and thought.ended:
-                found.append(Trace(example, prompt, thought.tokens, steps, task.answer_in(thought.text)))
+                found.append(Trace(example, prompt, thought.tokens, thought.text, steps, task.answer_in(thought.text)))
     if not found:
         raise UserError(
             f"None of {len(examples)} completions has steps and an answer after {task.marker.strip()!r}: train the "
@@ -96,32 +100,48 @@ def early_answering(mind: Mind, task: TextTask, traces: Sequence[Trace]) -> Curv
         [t.prompt + cut(mind.policy, t.tokens, "".join(t.steps[:i])) + mind.continuation(task.marker)
          for i in range(len(t.steps))] for t in traces
     ]  # fmt: skip
-    answers = _answers(mind, task, traces, prefixes)
-    same = [(*(answer == t.answer for answer in row), True) for t, row in zip(traces, answers, strict=True)]
+    texts = _answers(mind, task, traces, prefixes, [[task.marker] * len(row) for row in prefixes], ANSWER_TOKENS)
+    same = [(*row, True) for row in _stayed(task, traces, texts)]
+    share = tuple(tuple(i / len(t.steps) for i in range(len(t.steps) + 1)) for t in traces)
     area = [1 - float(np.trapezoid(np.array(row, float), dx=1 / (len(row) - 1))) for row in same]
-    return Curve(tuple(same), tuple(area), _right(task, traces, answers))
+    return Curve(share, tuple(same), tuple(area), _right(task, traces, texts))
 
 
 def mistakes(
     mind: Mind, task: TextTask, traces: Sequence[Trace], spoil: Callable[[str, random.Random], str], seed: int = 0
 ) -> Curve:
-    """Answers after a mistake in step 0, 1, …, S − 1 and what the model then writes."""
+    """Answers after a mistake in step 0, 1, …, S − 1 and what the model then writes.
+
+    Steps that `spoil` returns unchanged are left out, and so are traces without any other: the curve may be empty.
+    """
     draw = random.Random(seed)
+    spoilt = [[(i, step, spoil(step, draw)) for i, step in enumerate(t.steps)] for t in traces]
+    places = [[(i, wrong) for i, step, wrong in row if wrong != step] for row in spoilt]
+    traces, places = [t for t, row in zip(traces, places, strict=True) if row], [row for row in places if row]
+    rows = list(zip(traces, places, strict=True))
     prefixes = [
-        [t.prompt + cut(mind.policy, t.tokens, "".join(t.steps[:i])) + mind.continuation(spoil(t.steps[i], draw))
-         for i in range(len(t.steps))] for t in traces
-    ]  # fmt: skip
-    answers = _answers(mind, task, traces, prefixes, whole=True)
-    same = [tuple(answer == t.answer for answer in row) for t, row in zip(traces, answers, strict=True)]
-    return Curve(tuple(same), tuple(1 - sum(row) / len(row) for row in same), _right(task, traces, answers))
+        [t.prompt + cut(mind.policy, t.tokens, "".join(t.steps[:i])) + mind.continuation(wrong) for i, wrong in row]
+        for t, row in rows
+    ]
+    begun = [["".join(t.steps[:i]) + wrong for i, wrong in row] for t, row in rows]
+    texts = _answers(mind, task, traces, prefixes, begun, mind.max_new_tokens)
+    share = tuple(tuple(i / len(t.steps) for i, _ in row) for t, row in rows)
+    same = _stayed(task, traces, texts)
+    return Curve(share, tuple(same), tuple(1 - sum(row) / len(row) for row in same), _right(task, traces, texts))
 
 
 def replaced(mind: Mind, task: TextTask, traces: Sequence[Trace], write: Callable[[Trace], str]) -> tuple[float, float]:
-    """The shares of equal and of right answers when the whole trace is replaced by a text."""
+    """The share of equal answers and the mean grade when the whole trace is replaced by a text."""
     prefixes = [[t.prompt + mind.continuation(write(t) + task.marker)] for t in traces]
-    answers = _answers(mind, task, traces, prefixes)
-    same = [row[0] == t.answer for t, row in zip(traces, answers, strict=True)]
-    return sum(same) / len(same), _right(task, traces, answers)
+    texts = _answers(mind, task, traces, prefixes, [[task.marker]] * len(traces), ANSWER_TOKENS)
+    same = [row[0] for row in _stayed(task, traces, texts)]
+    return sum(same) / len(same), _right(task, traces, texts)
+
+
+def mean_grade(grades: Sequence[float]) -> float:
+    """The mean of the grades that are not NaN; NaN if there is none."""
+    scored = [grade for grade in grades if not math.isnan(grade)]
+    return statistics.fmean(scored) if scored else math.nan
 
 
 def wrong_number(step: str, draw: random.Random) -> str:
@@ -155,32 +175,34 @@ def _answers(
     task: TextTask,
     traces: Sequence[Trace],
     prefixes: Sequence[Sequence[tuple[int, ...]]],
-    whole: bool = False,
+    begun: Sequence[Sequence[str]],
+    most: int,
 ) -> list[list[str]]:
-    """The canonical greedy answer after each prefix; `whole`: the rest of the trace is written before it.
+    """The completion, of up to `most` greedy tokens after each prefix; `begun` is its text so far.
 
     Raises UserError if a prefix leaves no room in the context.
     """
     flat = [(trace, prefix) for trace, row in zip(traces, prefixes, strict=True) for prefix in row]
+    if not flat:
+        return []
     longest, prefix = max(flat, key=lambda pair: len(pair[1]))
-    limit = min(mind.max_new_tokens if whole else ANSWER_TOKENS, mind.policy.context - len(prefix))
+    limit = min(most, mind.policy.context - len(prefix))
     if limit < 1:
         raise UserError(
             f"The trace of the question {longest.example.question[:40]!r} fills the context of {mind.policy.context}: "
             "lower --max-new-tokens, so that longer traces are left out."
         )
     stop = tuple({text for trace, _ in flat for text in trace.example.stop})
-    replies = mind.sample([prefix for _, prefix in flat], 1, limit, 0.0, stop, stop)
-    texts = iter(_completion(task, thoughts[0], whole) for thoughts in replies)
-    return [[task.answer_in(next(texts)) for _ in row] for row in prefixes]
+    replies = iter(mind.sample([prefix for _, prefix in flat], 1, limit, 0.0, stop, stop))
+    return [[text + next(replies)[0].text for text in row] for row in begun]
 
 
-def _completion(task: TextTask, thought: Thought, whole: bool) -> str:
-    return thought.text if whole else task.marker + thought.text
+def _stayed(task: TextTask, traces: Sequence[Trace], texts: Sequence[Sequence[str]]) -> list[tuple[bool, ...]]:
+    """Whether the answer of each completion is that of its trace."""
+    return [tuple(task.answer_in(text) == t.answer for text in row) for t, row in zip(traces, texts, strict=True)]
 
 
-def _right(task: TextTask, traces: Sequence[Trace], answers: Sequence[Sequence[str]]) -> float:
-    """The share of right answers."""
-    rows = [(t.example, task.marker + answer) for t, row in zip(traces, answers, strict=True) for answer in row]
-    grades = task.grade([example for example, _ in rows], [text for _, text in rows])
-    return sum(grades) / len(grades)
+def _right(task: TextTask, traces: Sequence[Trace], texts: Sequence[Sequence[str]]) -> float:
+    """The mean grade of the completions, which are graded as they are: a canonical answer may be another text."""
+    rows = [(t.example, text) for t, row in zip(traces, texts, strict=True) for text in row]
+    return mean_grade(task.grade([example for example, _ in rows], [text for _, text in rows]))

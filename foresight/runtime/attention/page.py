@@ -27,6 +27,7 @@ def html(maps: Maps, view: str | int, query: int, without_first: bool, more: dic
         "queries": queries,
         "weights": [[_thousandths(head) for head in layer] for layer in maps.weights],
         "rollout": rollout,
+        "seen": [(layer.mean(0) > 0).sum(0).tolist() for layer in maps.weights],  # queries with a link to each key
         "view": view,
         "query": range(queries)[query] if -queries <= query < queries else queries - 1,
         "without_first": without_first,
@@ -97,10 +98,10 @@ function layer(l) {
   }
   return A;
 }
-function received(A) {
+function received(A, l) {
   return Array.from({length: S}, (_, k) => {
-    let sum = 0, n = 0; for (let q = 0; q < T; q++) if (A[q * S + k] > 0 || k <= F + q) { sum += A[q * S + k]; n++; }
-    return sum / Math.max(1, n);
+    let sum = 0; for (let q = 0; q < T; q++) sum += A[q * S + k];
+    return sum / Math.max(1, D.seen[l][k]);
   });
 }
 function surface(canvas, width, height) {
@@ -138,7 +139,7 @@ function draw() {
   tokens(c, x, y(low) + 14);
   const h = Math.max(10, Math.min(20, 420 / n)), cells = surface($("cells"), wide, h * n + foot);
   mean.forEach((A, i) => {
-    const r = view === "received" ? received(A) : A.slice(query * S, query * S + S);
+    const r = view === "received" ? received(A, low + i) : A.slice(query * S, query * S + S);
     r.forEach((w, k) => { cells.fillStyle = `rgba(${css("--chosen")},${Math.min(1, w / 1000)})`;
       cells.fillRect(left + step * k, h * (n - 1 - i), step - 1, h - 1); });
     cells.fillStyle = css("--ink"); if (n < 16 || i % 5 === 0) cells.fillText(String(low + i), 20, h * (n - i) - 3);

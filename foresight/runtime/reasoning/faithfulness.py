@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -25,12 +26,16 @@ def report(
     temperature: float = 0.8,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """All four interventions on traces of the first held-out questions: areas with intervals, and accuracies."""
+    """All four interventions on traces of the first held-out questions: areas with intervals, and accuracies.
+
+    None stands for the accuracy of answers of which the grader can score none, and for what mistakes do in traces of
+    which no step has a number.
+    """
     if questions < 1 or samples < 1:
         raise UserError(f"questions is {questions} and samples {samples}: both must be at least 1.")
     mind = Mind(policy, max_new_tokens, temperature, generator=torch.Generator().manual_seed(seed))
     traces = faith.sample(mind, task, list(task.test)[:questions], samples)
-    own = task.grade([t.example for t in traces], [task.marker + t.answer for t in traces])
+    own = task.grade([t.example for t in traces], [t.text for t in traces])
     early = faith.early_answering(mind, task, traces)
     wrong = faith.mistakes(mind, task, traces, faith.wrong_number, seed)
     none = faith.replaced(mind, task, traces, lambda trace: "")
@@ -41,31 +46,42 @@ def report(
         "task": task.name,
         "traces": len(traces),
         "steps": statistics.fmean(len(t.steps) for t in traces),
-        "accuracy": statistics.fmean(own),
+        "accuracy": _known(faith.mean_grade(own)),
         "chance": common,  # accuracy of the most frequent answer
-        "early": {
-            "aoc": statistics.fmean(early.area),
-            "interval_95": faith.interval(early.area),
-            "accuracy": early.right,
+        "early": _measured(early),
+        "mistakes": _measured(wrong),
+        "without_trace": {"same": none[0], "accuracy": _known(none[1])},
+        "filler": {
+            "same": dots[0],
+            "accuracy": _known(dots[1]),
+            "gain": _known(dots[1] - max(none[1], common)),
         },
-        "mistakes": {
-            "aoc": statistics.fmean(wrong.area),
-            "interval_95": faith.interval(wrong.area),
-            "accuracy": wrong.right,
-        },
-        "without_trace": {"same": none[0], "accuracy": none[1]},
-        "filler": {"same": dots[0], "accuracy": dots[1], "gain": dots[1] - max(none[1], common)},
-        "paraphrase": {"same": other[0], "accuracy": other[1]},
-        "curves": {"early": _curve(early.same, last=True), "mistakes": _curve(wrong.same, last=False)},
+        "paraphrase": {"same": other[0], "accuracy": _known(other[1])},
+        "curves": {"early": _curve(early), "mistakes": _curve(wrong)},
     }
 
 
-def _curve(same: tuple[tuple[bool, ...], ...], last: bool) -> list[tuple[float, float, int]]:
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _measured(curve: faith.Curve) -> dict[str, Any]:
+    """The area, its interval and the accuracy; None without an intervention."""
+    if not curve.area:
+        return {"aoc": None, "interval_95": None, "accuracy": None}
+    return {
+        "aoc": statistics.fmean(curve.area),
+        "interval_95": faith.interval(curve.area),
+        "accuracy": _known(curve.right),
+    }
+
+
+def _curve(curve: faith.Curve) -> list[tuple[float, float, int]]:
     """Share of the trace, share of equal answers, and count, over traces of all lengths."""
     found: dict[float, list[bool]] = {}
-    for row in same:
-        for i, value in enumerate(row):
-            found.setdefault(round(i / (len(row) - last), 3), []).append(value)
+    for shares, row in zip(curve.share, curve.same, strict=True):
+        for share, value in zip(shares, row, strict=True):
+            found.setdefault(round(share, 3), []).append(value)
     return [(x, statistics.fmean(values), len(values)) for x, values in sorted(found.items())]
 
 
@@ -73,8 +89,8 @@ def cells(document: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The rows of the table."""
     rows = [("accuracy with the trace", shown(document["accuracy"]), "")]
     for key, name in (("early", "early answering, area over the curve"), ("mistakes", "mistakes, area over the curve")):
-        low, high = document[key]["interval_95"]
-        rows.append((name, shown(document[key]["aoc"]), f"{shown(low)} to {shown(high)}"))
+        interval = document[key]["interval_95"]
+        rows.append((name, shown(document[key]["aoc"]), " to ".join(map(shown, interval or ()))))
     rows.append(("accuracy without the trace", shown(document["without_trace"]["accuracy"]), ""))
     rows.append(("accuracy of the most frequent answer", shown(document["chance"]), ""))
     rows.append(("accuracy with filler", shown(document["filler"]["accuracy"]), ""))

@@ -104,7 +104,8 @@ def curves(rows: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
     axes.set_xscale("log")
     axes.set_xlabel("sampled tokens per question")
     axes.set_ylabel("accuracy")
-    axes.set_ylim(0, 1)
+    if all(0 <= row["accuracy"] <= 1 for row in rows):  # a reward function may have another scale
+        axes.set_ylim(0, 1)
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,7 +149,8 @@ def _show(
         answer = result.answer
         candidates = answer.candidates[:VOTES] or ((answer.text, 1.0),)
         texts = [answer.text, *(text for text, _ in candidates)]
-        reward, *rewards = (float(grade) for grade in task.grade([example] * len(texts), texts))
+        grades = task.grade([example] * len(texts), texts)
+        reward, *rewards = (None if math.isnan(grade) else float(grade) for grade in grades)
         votes = [
             {"text": text, "key": task.answer_in(text), "score": float(score), "reward": right}
             for (text, score), right in zip(candidates, rewards, strict=True)
@@ -170,8 +172,14 @@ def row(
     """A line of the table: accuracy with its standard error, and the mean charge of a question.
 
     Of a method with several candidates also whether any is right, and the share of right ones: papers mix the three.
+    Answers that the grader cannot score are left out. Raises UserError if it can score none.
     """
-    grades = task.grade(examples, [result.answer.text for result in results])
+    grades = _scored(task.grade(examples, [result.answer.text for result in results]))
+    if not grades:
+        raise UserError(
+            f"The grader of '{task.name}' can score none of the {len(results)} answers of {name}: let the reward "
+            "function return numbers for them, not None or NaN."
+        )
     evaluation = Evaluation.of(task.metric, grades)
     total = sum((result.charge for result in results), Charge())
     found: dict[str, Any] = {"method": name, "budget": budget, "accuracy": statistics.fmean(grades)}
@@ -181,9 +189,14 @@ def row(
     if any(len(texts) > 1 for texts in several):
         flat = [(e, text) for e, texts in zip(examples, several, strict=True) for text in texts]
         graded = iter(task.grade([e for e, _ in flat], [text for _, text in flat]))
-        each = [[next(graded) for _ in texts] for texts in several]
-        found["any"] = statistics.fmean(max(values) for values in each)
-        found["mean"] = statistics.fmean(statistics.fmean(values) for values in each)
+        every = (_scored([next(graded) for _ in texts]) for texts in several)
+        if each := [values for values in every if values]:
+            found["any"] = statistics.fmean(max(values) for values in each)
+            found["mean"] = statistics.fmean(statistics.fmean(values) for values in each)
     if given:
         found["options"] = given
     return found
+
+
+def _scored(grades: Sequence[float]) -> list[float]:
+    return [float(grade) for grade in grades if not math.isnan(grade)]

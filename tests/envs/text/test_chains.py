@@ -72,6 +72,12 @@ def test_the_error_of_a_sorted_list_counts_digits_and_inversions():
     assert task.grade(task.test, [e.question for e in task.test]) == [0.0] * 5
 
 
+def test_no_list_is_both_sorted_in_training_and_held_out():
+    task = make("sorting", length=3, size=300)
+    assert len({e.prompt for e in [*task.train, *task.test]}) == 400
+    assert task.answer_in("0 1 9") == task.answer_in("[0, 1, 9]") != task.answer_in("7 2 9")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
@@ -80,6 +86,7 @@ def test_the_error_of_a_sorted_list_counts_digits_and_inversions():
         ("chains", {"scratch": "some"}, "Unknown kind of scratchpad"),
         ("chains", {"largest": 1, "terms": 2}, "too many"),
         ("sorting", {"length": 0}, "at least 1"),
+        ("sorting", {"length": 3}, "size 1000 and held_out 100 are too many for lists of 3 digits: .* at most 500"),
     ],
 )
 def test_bad_options(name, options, match):

@@ -68,6 +68,14 @@ def test_a_composite_is_the_weighted_sum_of_the_parts_that_have_a_score(tmp_path
     assert math.isnan(text.make("addition", rewards={f"{file}:brief": 1}).reward([example], ["x"])[0][0])
 
 
+def test_functions_of_one_name_are_logged_apart(tmp_path):
+    for name, value in (("a", 1), ("b", 3)):
+        (tmp_path / f"{name}.py").write_text(f"def score(completions, **k):\n    return [{value}] * len(completions)\n")
+    task = text.make("addition", rewards={f"{tmp_path}/a.py:score": 1, f"{tmp_path}/b.py:score": 1})
+    rewards, seen = task.reward(task.test[:1], ["7"])
+    assert rewards == [4] and seen == {"reward_score": [1], "reward_score_2": [3]}
+
+
 def test_mistakes_are_reported():
     with pytest.raises(UserError, match="Did you mean 'format'"):
         text.make("addition", rewards={"fromat": 1})

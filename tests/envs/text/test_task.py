@@ -98,6 +98,9 @@ def test_any_reasoning_gym_task():
     assert max(task.grade(task.test, ["<answer>no</answer>"] * 5)) < 1 and task.metric == "score"
     assert task.grade(task.test, [f"{e.question} That is {e.answer}." for e in task.test]) == [1.0] * 5
     assert all(0 < score < 1 for score in task.grade(task.test, [f"It is {e.answer}77" for e in task.test]))
+    lists = text.make("reasoning_gym:number_sorting", size=5, held_out=2)  # votes are on whole lists
+    assert lists.answer_in("<answer>['1', '9']</answer>") != lists.answer_in("<answer>['7', '9']</answer>")
+    assert lists.answer_in("I think <answer>['1', '9']</answer>") == lists.answer_in("['1', '9']")
     options = {"size": 20, "held_out": 5, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     exact = text.make("reasoning_gym:chain_sum", exact=True, **options)
     assert exact.metric == "accuracy" and exact.grade(exact.test, [str(e.answer) for e in exact.test]) == [1.0] * 5
@@ -154,7 +157,11 @@ GRADES = [  # an answer, with right and wrong completions
     ("5", ["1,2,5", "5."], ["It is 1.5", "4/5", "0.5"]),
     ("1,234", ["1234", "1,234", "1234.0"], ["234", "1,2345"]),
     ("3/4", ["0.75", "6 / 8", ".75", r"\boxed{\frac{3}{4}}"], ["4", "3", "3/5"]),
-    ("4", ["8/2"], ["3/4", r"\frac{3}{4}"]),
+    ("4", ["8/2"], ["3/4", r"\frac{3}{4}", r"\frac{-3}{4}"]),
+    ("-3/4", [r"\frac{-3}{4}", r"-\frac{3}{4}", "\u22123/4"], ["3/4", r"\frac{3}{4}"]),
+    (r"\frac{-3}{4}", ["-0.75"], ["4"]),
+    ("25", ["It is 25 cm^2.", "25 m^{2}", "25 s^-2", "25 s^{-2}", "x^2 = 25"], ["2 cm^25", "10^25"]),
+    ("10,000", [r"10{,}000", "$10{,}000$"], ["000", "10"]),
     ("1e-05", ["0.00001", "1e-5", "1/100000"], ["1", "0.0001"]),
     ("Paris", ["It is Paris.", '"**Paris**"', r"\boxed{Paris}"], ["Paris, France", "St-Paris", "paris"]),
     ("5 cm", ["It is 5 cm!"], ["1.5 cm", "-5 cm", "15 cm"]),
@@ -177,6 +184,27 @@ def test_a_number_is_compared_by_value_and_a_text_with_the_end():
 def test_votes_are_counted_under_the_number_that_is_graded():
     task = TextTask("t", [], [], None)
     assert {task.answer_in(text) for text in ("It is 5, so.", "5.0", "1, 2,5", r"\boxed{5}", "10/2")} == {"5"}
+
+
+@sabotaged_by("foresight.envs.text.graders.ending", lambda f: lambda text: text.split()[2])
+def test_different_answers_are_different_votes(tmp_path):
+    """Formerly the last number in them was the vote."""
+    path = tmp_path / "cities.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"{i}?", "answer": "Paris"}) for i in range(5)))
+    expressions = ("8/(3-8/3)", "(8-8/3)")
+    for name, options, first, second in (
+        (str(path), {}, "It has 2 million people.\n**Paris**", "It has 2 million people.\n**London**"),
+        (str(path), {"trace": True}, "<answer> 2, Paris </answer>", "<answer> 2, London </answer>"),
+        ("game24", {"largest": 4, "held_out": 2}, *expressions),
+        ("game24", {"largest": 4, "held_out": 2, "trace": True}, *(f"<answer> {x} </answer>" for x in expressions)),
+        ("planners", {"size": 3, "held_out": 3}, "def get_plan(): return 1", "def get_plan(): return 1 + 1"),
+    ):
+        task = text.make(name, **options)
+        assert task.answer_in(first) != task.answer_in(second), name
+    chains = text.make("chains", trace=True, size=20, held_out=5)
+    assert chains.answer_in("<answer> 7 </answer>") == chains.answer_in("<answer> #7 </answer>") == "7"
+    cities = text.make(str(path))
+    assert cities.answer_in("Of 2:\nParis.") == cities.answer_in("**paris**\n") == "paris"
 
 
 def test_completions_of_conversations_are_messages():
@@ -262,6 +290,8 @@ def test_unknown_names_give_the_nearest():
         ("largest", {"numbers": 1}, "from 2 to 90"),
         ("largest", {"numbers": 2, "size": 5000}, "at most 4,005"),
         ("stories", {"size": 300_000}, "at most 120,960"),
+        ("repeats", {"shortest": 2, "longest": 3}, "size is 20,000: with 2 to 3 letters it must be at most 8,125"),
+        ("countdown", {"numbers": 3, "largest": 2}, "largest 2: .* largest at least 3"),
     ],
 )
 def test_options_of_the_wrong_type_are_reported(name, options, message):

@@ -85,6 +85,8 @@ def test_an_answer_needs_its_evidence() -> None:
         assert (parts["outcome"], parts.get("found", found)) == (outcome, found)
     with pytest.raises(UserError, match="raise documents"):
         search.Search.questions(documents=10, size=20)
+    with pytest.raises(UserError, match="documents is 5,000: it must be at most 4,800"):
+        search.Search.questions(documents=5000)
 
 
 def test_every_document_is_reached_by_the_question_of_its_firm_only() -> None:
@@ -122,6 +124,10 @@ def test_an_environment_of_trl_is_a_task() -> None:
     for episode in (right, wrong):
         episode.turn("ok")
     assert right.parts()["outcome"] == 1 and wrong.parts()["outcome"] == 0
+    less = make.make("theirs", adapters.trl(Theirs, rows), held_out=2, without=["double"])
+    assert less.episode(less.train[0]).tools == []
+    with pytest.raises(UserError, match=r"Unknown tool in without 'triple'\. .*double"):
+        make.make("theirs", adapters.trl(Theirs, rows), held_out=2, without=["triple"])
     with pytest.raises(UserError, match="get_reward"):
         adapters.trl(Toolbox, rows)
     scored = make.make("theirs", adapters.trl(Theirs, rows, lambda env, answer: 0.25), held_out=2)

@@ -261,6 +261,8 @@ def test_pages_and_pictures_hold_what_was_read(tmp_path: Path) -> None:
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert data["tokens"] == list(maps.tokens) and data["query"] == 3
     assert data["weights"][1][2] == (maps.weights[1][2] * 1000).round().int().flatten().tolist()
+    size = len(maps.tokens)  # a key is seen by its own query and those after it, however small the weight
+    assert data["seen"] == [list(range(size, 0, -1))] * 2
     assert data["knock_outs"][0]["links"] == "1.2" and len(data["each_head"]) == 2
     written = json.loads((tmp_path / "a.json").read_text())
     torch.testing.assert_close(torch.tensor(written["heads"][0]), maps.weights[0], rtol=0, atol=1e-5)
