@@ -106,7 +106,7 @@ def reproduce(
             wanted = lacking[row.result] if more else planned(row, quick, seeds)
             written.append(trained(row, results, runs, command, quick, report, wanted, kept))
         elif row.is_command:
-            written.append(run_command(row))
+            written.append(run_command(row, report))
         else:
             written += experiment(row, results, media, command, quick)
         for found in gather(results):
@@ -215,12 +215,19 @@ def _run(command: str, folder: Path) -> None:
         raise UserError(f"`{command}` failed. See its output above.")
 
 
-def run_command(what: Experiment) -> Path:
-    """Run the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails."""
+def run_command(what: Experiment, report: Report = lambda text: None) -> Path:
+    """Run the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails.
+
+    Some commands train only what their JSON lacks: it is reported if they left it as it was.
+    """
     if not (root() / "benchmarks").is_dir():
         raise UserError(f"`{what.run}` needs the source. Clone the repository and run it there.")
+    file = root() / "results" / f"{what.result}.json"
+    before = file.read_bytes() if file.is_file() else None
     _run(what.run, root())
-    return root() / "results" / f"{what.result}.json"
+    if before is not None and file.read_bytes() == before:
+        report(f"  nothing was run again: {file} has all of it. To run it again, move that file away first.")
+    return file
 
 
 def experiment(what: Experiment, results: Path, media: Path, command: str, quick: bool = False) -> list[Path]:

@@ -454,8 +454,11 @@ def test_a_command_is_typed_in_the_checkout_and_nowhere_else(tmp_path: Path, mon
     monkeypatch.setattr(reproduce, "root", lambda: tmp_path)
     reported: list[str] = []
     assert reproduce.reproduce("small", quick=True, report=reported.append) == [] and "skipped" in reported[1]
-    (file,) = reproduce.reproduce("small")
+    (file,) = reproduce.reproduce("small", report=reported.append)
     assert file == tmp_path / "results" / "made.json" and file.read_text() == "{}"
+    assert not any("nothing was run again" in text for text in reported)
+    reproduce.reproduce("small", report=reported.append)
+    assert any(f"nothing was run again: {file} has all of it" in text for text in reported)
     (tmp_path / "benchmarks" / "made.py").write_text("raise SystemExit(3)")
     with pytest.raises(UserError, match="See its output"):
         reproduce.reproduce("small")
