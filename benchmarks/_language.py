@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import random
-import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -188,7 +187,9 @@ def trained_by_trl(trainer: Any, config: Any, kind: str, passes: int, **options:
 
 
 def _measured(seconds: list[float], kind: str, passes: int) -> dict[str, Any]:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    from foresight.runtime import machine  # late: it imports torch, which a peer sets up itself
+
+    peak = machine.peak_gib()
     rate = BATCH * tokens_per_row(kind) * len(seconds) / sum(seconds)
     return {
         "rate": rate,

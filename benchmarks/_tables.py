@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import threading
 import time
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 
 from foresight.envs.tabular.mdp import MDP, random_mdp
 from foresight.planning.dynamic import bellman
+from foresight.runtime import machine
 
 THREADS = 2
 GAMMA = 0.99
@@ -62,8 +61,7 @@ def exact(mdp: MDP, policy: torch.Tensor) -> torch.Tensor:
 
 def peak_mib() -> float:
     """Peak resident memory of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    return 2**10 * machine.peak_gib()
 
 
 def triad(size: int, repeats: int) -> float:

@@ -14,8 +14,11 @@ STORM's paper trained at 6.5 a second (102,000 steps in 4.3 hours of an RTX 3090
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import shlex
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -46,15 +49,14 @@ def main() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        print("Nothing is measured: this benchmark needs an NVIDIA GPU, and torch sees none.")
-        return
+        sys.exit("Nothing is measured: this benchmark needs an NVIDIA GPU, and torch sees none.")
     from foresight.runtime import bench
     from foresight.runtime.checkpoints import checkpoint
 
     began = time.perf_counter()
     document: dict[str, Any] = {
         "what": "Updates of world models on an accelerator, plain and as CUDA graphs; a training on a game",
-        "command": "python benchmarks/accelerator.py",
+        "command": shlex.join(["python", "benchmarks/accelerator.py", *sys.argv[1:]]),
         "seeds": [0],
         "accelerator": torch.cuda.get_device_name(),
         "updates": {name: {} for name in options.algorithms},
@@ -79,10 +81,20 @@ def main() -> None:
             write()
 
 
+def forget() -> None:
+    """Free what the State before holds, and count the peak of memory from here."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
 def updates(name: str, fields: dict[str, Any]) -> dict[str, float]:
     """Milliseconds of an update of synthetic rows, and of those the ones in which the GPU computes."""
     import torch
 
+    forget()
     state, update = built(name, {**fields, "replay_size": ROWS})
     for _ in range(WARM):
         update()
@@ -153,6 +165,7 @@ def training(name: str, game: str, seconds: float) -> dict[str, Any]:
     from foresight.runtime import catalog
     from foresight.runtime.machine import seed_everything
 
+    forget()
     seed_everything(0)
     module, config = config_of(name, FASTEST)
     options = catalog.presets(name)["atari100k"]["env_options"]

@@ -92,12 +92,14 @@ def measure(algorithm: str, game: str) -> dict[str, Any]:
 
 def foresight(*words: Any) -> tuple[float, float]:
     """Run a command; its seconds and its peak memory in GiB."""
+    from foresight.runtime import machine
+
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "foresight", *map(str, words)], cwd=ROOT)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         sys.exit(f"foresight {' '.join(map(str, words))} failed.")
-    return time.perf_counter() - began, usage.ru_maxrss / 2**20
+    return time.perf_counter() - began, machine.peak_gib(usage)
 
 
 def write(runs: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ def write(label: str, what: str, document: dict[str, Any], seconds: float) -> No
 
     result = {
         "what": what,
-        "command": "python benchmarks/board_games.py " + shlex.join(sys.argv[1:]),
+        "command": command(sys.argv[1:], document["seeds"]),
         **document,
         "seconds": round(seconds, 1),
         "versions": bench.versions(),
@@ -115,6 +115,17 @@ def write(label: str, what: str, document: dict[str, Any], seconds: float) -> No
     }
     (ROOT / "results" / f"{label}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(document), flush=True)
+
+
+def command(arguments: list[str], seeds: list[int]) -> str:
+    """What makes the whole file, which holds these `seeds`, without a file to begin with."""
+    first = arguments.index("--seeds") if "--seeds" in arguments else len(arguments)
+    last = first + 1
+    while last < len(arguments) and not arguments[last].startswith("--"):
+        last += 1
+    named = ["--seeds", *map(str, seeds)] if first < len(arguments) else []
+    kept = [part for part in arguments[:first] + named + arguments[last:] if part != "--more"]
+    return shlex.join(["python", "benchmarks/board_games.py", *kept])
 
 
 def ship(path: str, name: str) -> None:
@@ -273,14 +284,19 @@ def ladder(
     measured = once(
         run.Run(folder), reached[-1], what, lambda: match.ladder(game, choosers, games, openings, seed)
     )  # fmt: skip
-    elo = [row["elo"] for row in measured["elo"]]
     document = {
         "seeds": [seed], "game": game.title, "training_seconds": seconds_of(one), "steps": reached,
-        "rises": all(after > before for before, after in itertools.pairwise(elo)), "openings": openings,
+        "rises": rises(measured["elo"]), "openings": openings,
         "simulations": simulations, "games_per_pair": games, **measured,
     }  # fmt: skip
     title = f"AlphaZero at {game.title}: Elo of its checkpoints relative to the first"
     write(f"alphazero-{preset}-ladder", title, document, seconds_of(one))
+
+
+def rises(elo: list[dict[str, float]]) -> bool:
+    """Whether each checkpoint has a higher Elo than the one before, and the last is above the first by its interval."""
+    points = [row["elo"] for row in elo]
+    return all(after > before for before, after in itertools.pairwise(points)) and elo[-1]["elo_low"] > 0
 
 
 def mistakes(one: Any, agent: Any, simulations: int, positions: int = 60) -> dict[str, Any]:

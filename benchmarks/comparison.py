@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import resource
 import shlex
 import statistics
 import subprocess
@@ -290,12 +289,12 @@ def cell(task: str, agent: str, seed: int, scale: float = 1.0, train_noise: floa
 
     from foresight.data.trajectory import tree_map
     from foresight.envs.make import make
+    from foresight.runtime import machine
     from foresight.runtime.evaluation import returns
     from foresight.runtime.evaluation.evaluate import preserve_generators
-    from foresight.runtime.machine import seed_everything
 
     torch.set_num_threads(1)
-    seed_everything(seed)
+    machine.seed_everything(seed)
     began = time.perf_counter()
     what = TASKS[task]
     what = dataclasses.replace(
@@ -305,7 +304,7 @@ def cell(task: str, agent: str, seed: int, scale: float = 1.0, train_noise: floa
     if hasattr(module, "REPORT"):
         module.REPORT = min(module.REPORT, max(1, int(scale * REPORT)))
     outside, one = make(task, num_envs=CURVE), make(task, num_envs=1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = machine.peak_gib()
     env = make(task, num_envs=config.num_envs)
     state = module.build(config, env.spaces, "cpu")
 
@@ -334,7 +333,7 @@ def cell(task: str, agent: str, seed: int, scale: float = 1.0, train_noise: floa
         if marks.passed(step, seconds):
             points.append({"step": step, "seconds": round(seconds, 2), "return": round(score(), 4)})
     finished = step >= config.steps
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    peak = 2**10 * (machine.peak_gib() - before)  # MiB
     steps.close()
     if not points or points[-1]["step"] != step:
         points.append({"step": step, "seconds": round(seconds, 2), "return": round(score(), 4)})

@@ -8,7 +8,6 @@ measured.
 from __future__ import annotations
 
 import itertools
-import resource
 import time
 from typing import Any
 
@@ -23,12 +22,14 @@ SETTINGS = {"prompts": 8, "group": 8, "max_new_tokens": 16, "learning_rate": 1e-
 
 
 def _measured(seconds: list[float], rewards: list[float]) -> dict[str, Any]:
+    from foresight.runtime import machine  # late: it imports torch, which a peer sets up itself
+
     completions = SETTINGS["prompts"] * SETTINGS["group"]
     return {
         "rate": completions * len(seconds) / sum(seconds),
         "seconds_per_update": sum(seconds) / len(seconds),
         "rewards": rewards,
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_gib": machine.peak_gib(),
     }
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -66,13 +65,15 @@ def _model() -> str:
 
 
 def _measured(seconds: list[float], rewards: list[float], calls: list[float]) -> dict[str, Any]:
+    from foresight.runtime import machine  # late: it imports torch, which a peer sets up itself
+
     completions = SETTINGS["prompts"] * SETTINGS["group"]
     return {
         "rate": completions * len(seconds) / sum(seconds),
         "seconds_per_update": sum(seconds) / len(seconds),
         "rewards": rewards,
         "calls": calls,
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_gib": machine.peak_gib(),
     }
 
 

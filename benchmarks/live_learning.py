@@ -18,12 +18,13 @@ from the first version on its own answers to other sums.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "live-learning.json"
 MOST_WORDS, MAX_TOKENS, INTERACTIONS, CLIENTS = 20, 64, 60, 4
 MODES = ("evaluative", "directive", "both")
+DEFAULTS: dict[str, float] = {  # of the command
+    "learning_rate": 1e-3, "kl_coef": 0.02, "rehearsal": 0.0, "hint_top_k": 0, "kl_bound": 1.0, "batch": CLIENTS,
+    "hint_guidance": 1.0,
+}  # fmt: skip
 WISH = "Please answer in one short sentence."
 THINGS = (
     "a glacier", "a volcano", "photosynthesis", "gravity", "a haiku", "inflation", "the moon", "an atom", "a virus",
@@ -137,18 +142,34 @@ def learned(mode: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     return {**found, "seconds": round(time.monotonic() - began, 1)}
 
 
+def command(document: Mapping[str, Any]) -> str:
+    """What makes the whole file: a command for the modes that have the same seeds and settings, joined by `&&`."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for mode in (mode for mode in MODES if mode in document):
+        found = document[mode]
+        given = {name: found.get(name, default) for name, default in DEFAULTS.items()}
+        changed = [
+            (f"--{name.replace('_', '-')}", f"{given[name]:g}") for name in DEFAULTS if given[name] != DEFAULTS[name]
+        ]
+        seeds = sorted(found["runs"], key=int)
+        alike.setdefault(("--seeds", *seeds, *itertools.chain(*changed)), []).append(mode)
+    script = ["python", "benchmarks/live_learning.py"]
+    return " && ".join(shlex.join([*script, "--modes", *modes, *options]) for options, modes in alike.items())
+
+
 def main() -> None:
     """Run the users, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--modes", nargs="+", default=["both"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--kl-coef", type=float, default=0.02)
-    parser.add_argument("--rehearsal", type=float, default=0.0)
-    parser.add_argument("--hint-top-k", type=int, default=0)
-    parser.add_argument("--hint-guidance", type=float, default=1.0)
-    parser.add_argument("--batch", type=int, default=CLIENTS, help="turns per update; clients ask 4 questions at once")
-    parser.add_argument("--kl-bound", type=float, default=1.0)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--kl-coef", type=float)
+    parser.add_argument("--rehearsal", type=float)
+    parser.add_argument("--hint-top-k", type=int)
+    parser.add_argument("--hint-guidance", type=float)
+    parser.add_argument("--batch", type=int, help="turns per update; clients ask 4 questions at once")
+    parser.add_argument("--kl-bound", type=float)
+    parser.set_defaults(**DEFAULTS)
     parser.add_argument("--more", action="store_true", help="keep the seeds that the result has at these settings")
     given = parser.parse_args()
 
@@ -159,8 +180,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     document: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
-    names = ("learning_rate", "kl_coef", "rehearsal", "hint_top_k", "kl_bound", "batch", "hint_guidance")
-    settings = {name: getattr(given, name) for name in names}
+    settings = {name: getattr(given, name) for name in DEFAULTS}
     for mode in given.modes:
         old = document.get(mode, {})
         alike = bool(old) and all(old.get(name, 0) == value for name, value in settings.items())
@@ -172,7 +192,7 @@ def main() -> None:
         document["seconds"] += sum(runs[str(seed)]["seconds"] for seed in given.seeds)
     document = {
         "what": "Learning live from a scripted user who wants one sentence of at most 20 words (SmolLM2-135M)",
-        "command": shlex.join(["python", "benchmarks/live_learning.py", *sys.argv[1:]]),
+        "command": command(document),
         "seeds": sorted({int(seed) for mode in MODES if mode in document for seed in document[mode]["runs"]}),
         **{name: value for name, value in document.items() if name not in ("what", "command", "seeds")},
         "versions": bench.versions(),

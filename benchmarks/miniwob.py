@@ -17,9 +17,8 @@ import copy
 import json
 import shlex
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 HELD_OUT = 20_000_003  # the seed of evaluations, far from those of training
 PAGES, OTHERS = "MiniWoB/ten", "MiniWoB/held-out"
 KINDS = ("imitation", "ppo", "grpo", "shuffled", "held_out")  # what is scored of every seed
+DEFAULTS = {"demonstrations": 100, "updates": 600, "steps": 3_200, "episodes": 25}  # of the command
 Scores = dict[str, float]
+
+
+def command(given: Mapping[str, Any], seeds: Sequence[int]) -> str:
+    """What makes the whole file: the options `given` and the `seeds` in it."""
+    changed = [part for key in DEFAULTS if given[key] != DEFAULTS[key] for part in (f"--{key}", str(given[key]))]
+    return shlex.join(["python", "benchmarks/miniwob.py", *changed, "--seeds", *map(str, seeds)])
 
 
 def score(env: Any, act: Callable[[Any], Any], episodes: int, seed: int) -> Scores:
@@ -132,10 +138,11 @@ def proximal(env: Any, state: Any, config: Any) -> Any:
 def main() -> None:
     """Measure, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demonstrations", type=int, default=100, help="episodes of the oracle a page")
-    parser.add_argument("--updates", type=int, default=600, help="of imitation")
-    parser.add_argument("--steps", type=int, default=3_200, help="actions of PPO, and of GRPO")
-    parser.add_argument("--episodes", type=int, default=25, help="of an evaluation, a page")
+    parser.add_argument("--demonstrations", type=int, help="episodes of the oracle a page")
+    parser.add_argument("--updates", type=int, help="of imitation")
+    parser.add_argument("--steps", type=int, help="actions of PPO, and of GRPO")
+    parser.add_argument("--episodes", type=int, help="of an evaluation, a page")
+    parser.set_defaults(**DEFAULTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -188,12 +195,12 @@ def main() -> None:
         learned["grpo"][f"{seed}"] = score(env, policy(grouped), given.episodes, HELD_OUT)
         print("grpo", learned["grpo"][f"{seed}"], f"{time.monotonic() - began:.0f} s", flush=True)
     env.close()
-    command = [part for part in sys.argv[1:] if part not in ("--seeds", *map(str, given.seeds))]
+    seeds = sorted(map(int, learned["grpo"]))
     document: dict[str, Any] = {
         "what": "MiniWoB++, a policy over features of elements: imitation of the oracle, then PPO and GRPO, "
         "raw rewards of held-out episodes",
-        "command": shlex.join(["python", "benchmarks/miniwob.py", *command]),
-        "seeds": sorted(map(int, learned["grpo"])),
+        "command": command(vars(given), seeds),
+        "seeds": seeds,
         **settings,
         **summary(learned, bounds),
         "oracle_episodes_per_second": statistics.median(rates),

@@ -18,6 +18,7 @@ import shlex
 import statistics
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ NAMES = {
     "ppo": "rlhf_ppo-smollm2-miniwob",
     "imitation_100": "sft-smollm2-miniwob",
 }
+EPISODES = 200
 CONTROLS = {"shuffled": ("ten", True), "held_out": ("held-out", False)}
 Pages = dict[str, float]
 
@@ -55,10 +57,32 @@ def tiers(pages: Pages, oracle: Pages) -> Pages:
     return {name: sum(pages[p] for p in some) / sum(oracle[p] for p in some) for name, some in named.items()}
 
 
+def others(known: Mapping[str, Any], only: Iterable[str], episodes: int, seed: int) -> dict[str, Any]:
+    """The result that `--only` adds to; none if all are evaluated. Exits if its figures are of something else."""
+    missing = [name for name in NAMES if name not in set(only)]
+    if not missing:
+        return {}
+    if any(name not in known for name in missing):
+        sys.exit(f"The other figures are not there: {', '.join(missing)}. Leave out --only.")
+    if (known["episodes"], known["seeds"]) != (episodes, [seed]):
+        sys.exit(
+            f"The other figures are of {known['episodes']} episodes and seed {known['seeds'][0]}, not of {episodes} "
+            f"and {seed}. Leave out --only, or give the same."
+        )
+    return dict(known)
+
+
+def command(episodes: int, seed: int) -> str:
+    """What makes the whole file."""
+    parts = [] if episodes == EPISODES else ["--episodes", str(episodes)]
+    parts += [] if seed == 0 else ["--seed", str(seed)]
+    return shlex.join(["python", "benchmarks/miniwob_smollm2.py", *parts])
+
+
 def main() -> None:
     """Evaluate, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=200, help="of each evaluation, at most 200")
+    parser.add_argument("--episodes", type=int, default=EPISODES, help="of each evaluation, at most 200")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), help="evaluate only these")
     given = parser.parse_args()
@@ -71,10 +95,11 @@ def main() -> None:
     torch.set_num_threads(1)
     began, oracle = time.monotonic(), json.loads((ROOT / "results" / "miniwob.json").read_text())["bounds"]["oracle"]
     oracle = {name.removeprefix("MiniWoB/"): value for name, value in oracle.items()}
-    document: dict[str, Any] = json.loads(FILE.read_text()) if set(given.only) < set(NAMES) else {}
+    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    document = others(known, given.only, given.episodes, given.seed)
     document |= {
         "what": "SmolLM2 on ten pages of MiniWoB++: imitation of 13 episodes of the oracle a page, then GRPO or PPO",
-        "command": shlex.join(["python", "benchmarks/miniwob_smollm2.py", *sys.argv[1:]]),
+        "command": command(given.episodes, given.seed),
         "seeds": [given.seed],
         "episodes": given.episodes,
     }

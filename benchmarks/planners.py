@@ -5,7 +5,7 @@ python benchmarks/planners.py CartpoleSwingup-v1 --episodes 10
 
 Both plan with the weights of the same run, from the same starts. Random shooting takes the best of as many random
 sequences as CEM scores in all its iterations. `cem_by_best` acts by the best sequence that CEM scored, too, not by its
-last mean (`act_best`).
+last mean (`act_best`). The tasks that the file has with as many episodes stay in it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "planners.json"
 RUNS = ROOT / "runs" / "reproduce"
 TASKS = ("CartpoleSwingup-v1", "BallInCupCatch-v1", "Pendulum-v1")
+EPISODES = 10  # of an evaluation
 
 
 def compared(run: Path, episodes: int) -> dict[str, Any]:
@@ -49,11 +51,25 @@ def compared(run: Path, episodes: int) -> dict[str, Any]:
     return found
 
 
+def kept(known: dict[str, Any], episodes: int) -> dict[str, Any]:
+    """The tasks in a result that have as many `episodes`."""
+    rows = {name: row for name, row in known.items() if isinstance(row, dict) and "cem_returns" in row}
+    return {name: row for name, row in rows.items() if len(row["cem_returns"]) == episodes}
+
+
+def command(tasks: Iterable[str], episodes: int) -> str:
+    """What makes the whole file, which holds these `tasks`."""
+    named = sorted(tasks, key=lambda task: TASKS.index(task) if task in TASKS else len(TASKS))
+    parts = [] if tuple(named) == TASKS else named
+    parts += [] if episodes == EPISODES else ["--episodes", str(episodes)]
+    return shlex.join(["python", "benchmarks/planners.py", *parts])
+
+
 def main() -> None:
     """Compare the planners of every trained run, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", default=TASKS)
-    parser.add_argument("--episodes", type=int, default=10)
+    parser.add_argument("--episodes", type=int, default=EPISODES)
     given = parser.parse_args()
 
     import torch
@@ -62,23 +78,27 @@ def main() -> None:
     from foresight.runtime.checkpoints import checkpoint
 
     torch.set_num_threads(1)
-    document = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
+    known = json.loads(FILE.read_text()) if FILE.is_file() else {"seconds": 0.0}
+    rows = kept(known, given.episodes)
     began = time.monotonic()
     for task in given.tasks:
         run = RUNS / f"planet-{task}-0"
         if not (run / "summary.json").is_file():
             print(f"{run} has not ended: foresight reproduce world --only planet-{task}", file=sys.stderr)
             continue
-        found = document[task] = compared(run, given.episodes)
+        found = rows[task] = compared(run, given.episodes)
         print(task, {name: value for name, value in found.items() if not isinstance(value, list)}, flush=True)
+    if not rows:
+        sys.exit("Nothing is measured: there is no run.")
     document = {
         "what": "PlaNet: planning by CEM and by random shooting in the same learned model",
-        "command": shlex.join(["python", "benchmarks/planners.py", *sys.argv[1:]]),
+        "command": command(rows, given.episodes),
         "seeds": [0],
-        **{name: value for name, value in document.items() if name not in ("what", "command", "seeds")},
+        "episodes": given.episodes,
+        **rows,
         "versions": bench.versions(),
         "machine": bench.machine(),
-        "seconds": round(document["seconds"] + time.monotonic() - began, 1),
+        "seconds": round(known["seconds"] + time.monotonic() - began, 1),
     }
     checkpoint.write_atomic(FILE, json.dumps(document, indent=2) + "\n")
 

@@ -6,7 +6,6 @@ their number: `us_per_simulation` shows how much, and `mean_depth` why. `rate` i
 
 from __future__ import annotations
 
-import resource
 import time
 from typing import Any
 
@@ -20,6 +19,7 @@ def ours() -> dict[str, Any]:
 
     from benchmarks import _search
     from foresight.planning.search.mcts import PUCT, search
+    from foresight.runtime import machine
 
     torch.set_num_threads(_search.THREADS)
     model = _search.TorchModel()
@@ -27,7 +27,7 @@ def ours() -> dict[str, Any]:
     obs = torch.randn(ROWS, _search.LATENT, generator=torch.Generator().manual_seed(0))
     rule = PUCT(normalize="tree", first_play="parent")
     search(model, obs, 5, rule)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = 2**10 * machine.peak_gib()
     found: dict[str, Any] = {"us_per_simulation": {}, "mean_depth": {}}
     for simulations in (100, 400, 1_600):
         begun = time.perf_counter()
@@ -39,5 +39,5 @@ def ours() -> dict[str, Any]:
             depth[:, node] = depth.gather(1, tree.parent[:, node : node + 1].clamp(min=0).long()).squeeze(1) + 1
         found["mean_depth"][str(simulations)] = float(depth.mean())
         found["rate"] = ROWS * simulations / seconds
-    found["tree_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    found["tree_mib"] = 2**10 * machine.peak_gib() - before
     return found

@@ -2,7 +2,7 @@
 
 python benchmarks/stack.py                    # 200 errands of each row
 python benchmarks/stack.py --episodes 20
-python benchmarks/stack.py --rows learned --keep   # one row anew
+python benchmarks/stack.py --rows learned --keep   # one row anew; the others of as many errands stay
 
 The layers are the runs of `foresight reproduce agents` (tdmpc2-Glide-v0, vla-ErrandPoints-v0, sft-smollm2-errands), or
 of --cognition, --semantic and --control. All rows have the same errands, new instructions in new layouts, unless the
@@ -15,9 +15,8 @@ import argparse
 import dataclasses
 import json
 import shlex
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ RUNS = ROOT / "runs" / "reproduce"
 TRAINED = {
     "cognition": "sft-smollm2-errands-0", "semantic": "vla-ErrandPoints-v0-0", "control": "tdmpc2-Glide-v0-0",
 }  # fmt: skip
+EPISODES = 200
 SEED = 10_000  # of the first errand
 PLAN = {"iterations": 2, "candidates": 32, "elites": 8}  # of TD-MPC2, a quarter of the arithmetic of its preset
 FAILURES = 0.5  # probability of a failure, in the rows with failures
@@ -45,6 +45,20 @@ def rows() -> dict[str, dict[str, Any]]:
     found["script_failures"] = {**found["script"], "failures": FAILURES}
     found |= {f"learned_{split}": {"split": split} for split in ("train", "instructions", "layouts")}
     return found
+
+
+def kept(before: Mapping[str, Any], episodes: int) -> dict[str, Any]:
+    """The rows of a result that have as many errands."""
+    return {name: before[name] for name in rows() if name in before and before[name]["episodes"] == episodes}
+
+
+def command(given: Mapping[str, Any], found: Iterable[str]) -> str:
+    """What makes the whole file: the options `given`, and the rows `found` in it if some are missing."""
+    parts = [] if given["episodes"] == EPISODES else ["--episodes", str(given["episodes"])]
+    parts += [] if set(found) == set(rows()) else ["--rows", *(name for name in rows() if name in set(found))]
+    for kind, name in TRAINED.items():
+        parts += [] if given[kind] == str(RUNS / name) else [f"--{kind}", given[kind]]
+    return shlex.join(["python", "benchmarks/stack.py", *parts])
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -93,9 +107,9 @@ def write_page() -> None:
 def main() -> None:
     """Measure every row, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--rows", nargs="+", choices=rows(), default=list(rows()))
-    parser.add_argument("--keep", action="store_true", help="keep the other rows of the file")
+    parser.add_argument("--keep", action="store_true", help="keep the other rows of the file, if of as many errands")
     for kind, name in TRAINED.items():
         parser.add_argument(f"--{kind}", default=str(RUNS / name))
     given = parser.parse_args()
@@ -116,7 +130,7 @@ def main() -> None:
     agent.state.config = dataclasses.replace(agent.state.config, **PLAN)
     layers["control"]["learned"] = stack.agent_control(agent)
     before = json.loads(FILE.read_text(encoding="utf-8")) if given.keep and FILE.is_file() else {}
-    found = {name: before[name] for name in rows() if name in before}
+    found = kept(before, given.episodes)
     for name in given.rows:
         options: dict[str, Any] = {"split": "held_out", "failures": 0.0} | rows()[name]
         start = time.monotonic()
@@ -126,7 +140,7 @@ def main() -> None:
         print(name, found[name], flush=True)
         document = {
             "what": "Errands by three layers: success on held-out instructions in held-out layouts",
-            "command": shlex.join(["python", "benchmarks/stack.py", *sys.argv[1:]]),
+            "command": command(vars(given), found),
             "seeds": [0],
             "episodes": given.episodes,
             "failures": FAILURES,

@@ -9,7 +9,6 @@ counts seconds of processor time, which other programs on the machine disturb le
 
 from __future__ import annotations
 
-import resource
 import time
 from typing import Any
 
@@ -71,4 +70,6 @@ def _measure(checkpointing: bool) -> dict[str, Any]:
 
 def _peak() -> float:
     """The highest resident memory of this process so far, in GiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    from foresight.runtime import machine
+
+    return machine.peak_gib()

@@ -23,7 +23,8 @@ HEAD = """# Results
 
 Made by `python benchmarks/tables.py` from the files in [results](../results), which also record seeds, versions and
 machine. A score is the interquartile mean (IQM) over seeds, with a bootstrap interval. The baseline is the untrained
-model or a random policy. "3 of 5" marks results with fewer seeds or steps than the suite specifies.
+model or a random policy. "3 of 5" marks results with fewer seeds or steps than the suite specifies; "by" names the
+command of a result that was made by another one than the suite's.
 """
 
 COMPARE = """# Libraries side by side
@@ -69,9 +70,10 @@ def targets(rows: list[Row]) -> list[str]:
             name = row.name if row.value is None else f"[{row.name}](../{row.file})"
             verdict = "**missed**" if row.met is False else row.verdict if row.command else "not run: no code yet"
             steps = part(row.done_steps, row.steps) + (f" {row.unit}" if row.done_steps or row.steps else "")
+            seeds = part(row.done_seeds, row.seeds) + (f", by `{row.made}`" if row.made else "")
             lines.append(
                 f"| {name} | {row.algorithm} | {row.task} | {row.aim or '–'} | "
-                f"{figure(row.value)}{band(row.interval)} | {verdict} | {part(row.done_seeds, row.seeds)} | {steps} | "
+                f"{figure(row.value)}{band(row.interval)} | {verdict} | {seeds} | {steps} | "
                 f"{figure(row.done_minutes, 2)} |"
             )
         lines.append("")

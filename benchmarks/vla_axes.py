@@ -2,7 +2,7 @@
 
 python benchmarks/vla_axes.py                    # 200 episodes of each, of every run of `foresight reproduce sequence`
 python benchmarks/vla_axes.py --episodes 50
-python benchmarks/vla_axes.py --only ppo-BabyAI-VLA    # after another training of it; the rest of the file stays
+python benchmarks/vla_axes.py --only ppo-BabyAI-VLA    # after another training of it; others of as many episodes stay
 python benchmarks/vla_axes.py --more             # seeds that the file has and that have no run here stay, too
 
 Seeds of episodes are far from those of training. Actions are drawn, as in training.
@@ -16,6 +16,7 @@ import shlex
 import statistics
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "results" / "vla-axes.json"
 RUNS = ROOT / "runs" / "reproduce"
 SEED = 20_000_003
+EPISODES = 200
 NAMES = ("vla-BabyAI", "vla-BabyAI-weak", "ppo-BabyAI-VLA", "ppo-BabyAI-VLA-token", "episode_grpo-BabyAI")
 LEVELS = {
     "go": "BabyAI-GoToLocal-v0",
@@ -58,10 +60,22 @@ def success(agent: Any, axis: str, episodes: int) -> float:
         env.close()
 
 
+def kept(known: Mapping[str, Any], episodes: int) -> dict[str, Any]:
+    """The runs in a result that have as many `episodes`."""
+    return {name: known[name] for name in NAMES if name in known and known.get("episodes") == episodes}
+
+
+def command(found: Iterable[str], episodes: int) -> str:
+    """What makes the whole file: the runs `found` in it if some are missing."""
+    parts = [] if episodes == EPISODES else ["--episodes", str(episodes)]
+    parts += [] if set(found) == set(NAMES) else ["--only", *(name for name in NAMES if name in set(found))]
+    return shlex.join(["python", "benchmarks/vla_axes.py", *parts])
+
+
 def main() -> None:
     """Measure every run, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--episodes", type=int, default=EPISODES)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--more", action="store_true", help="keep the seeds of the file that have no run here")
     given = parser.parse_args()
@@ -73,14 +87,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     began = time.monotonic()
-    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    document: dict[str, Any] = {
-        "what": "VLA on BabyAI: success by axis, drawn actions",
-        "command": shlex.join(["python", "benchmarks/vla_axes.py", *sys.argv[1:]]),
-        "episodes": given.episodes,
-        **{name: row for name, row in known.items() if name in NAMES and name not in given.only},
-    }
-    seeds: set[int] = set()
+    known = kept(json.loads(FILE.read_text()) if FILE.is_file() else {}, given.episodes)
+    found: dict[str, Any] = {name: row for name, row in known.items() if name not in given.only}
+    measured = False
     for name in given.only:
         folders = [run for run in sorted(RUNS.glob(f"{name}-?")) if (run / "summary.json").is_file()]
         rows: dict[str, dict[str, float]] = known[name]["each_seed"] if given.more and name in known else {}
@@ -90,12 +99,19 @@ def main() -> None:
             agent.close()
             print(folder.name, rows[folder.name[-1]], flush=True)
         if rows:
-            document[name] = {axis: statistics.fmean(row[axis] for row in rows.values()) for axis in AXES}
-            document[name]["each_seed"] = dict(sorted(rows.items()))
-            seeds |= {int(seed) for seed in rows}
-    if not seeds:
+            found[name] = {axis: statistics.fmean(row[axis] for row in rows.values()) for axis in AXES}
+            found[name]["each_seed"] = dict(sorted(rows.items()))
+            measured = True
+    if not measured:
         sys.exit("There is no run: foresight reproduce sequence --only vla-BabyAI")
-    bench.record(FILE, document | {"seeds": sorted(seeds)}, began)
+    document = {
+        "what": "VLA on BabyAI: success by axis, drawn actions",
+        "command": command(found, given.episodes),
+        "seeds": sorted({int(seed) for row in found.values() for seed in row["each_seed"]}),
+        "episodes": given.episodes,
+        **found,
+    }
+    bench.record(FILE, document, began)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def reached() -> dict[str, str]:
                 f"| [{row.name}](../{row.file}) | {row.task} | {figure(row.value)}{band(row.interval)} | {verdict} | "
             )
             seeds = figure(row.done_seeds, 7) if row.done_seeds else "–"
+            seeds += f", by `{row.made}`" if row.made else ""
             found.setdefault(row.algorithm, []).append(f"{line}{seeds} | `{row.command}` |")
     head = ["", "## Published results", "", "| row | task | reached [95% interval] | target | seeds | again |"]
     head.append("|---|---|---|---|---|---|")

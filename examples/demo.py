@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from foresight.envs.text.make import make
 from foresight.envs.text.task import Example, TextTask
 from foresight.nets.language import pretrained
 from foresight.planning.generation.decoding import generate
+from foresight.runtime import machine
 from foresight.runtime.monitoring import progress
 from foresight.runtime.results import plot
 from foresight.runtime.run import Run
@@ -68,7 +68,7 @@ def main() -> None:
     plot.before_after(run.path, picture, "reward")
 
     shares = [sum(task.grade(task.test, texts)) / len(task.test) for texts in (before, after)]
-    summary, peak = run.summary, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    summary, peak = run.summary, machine.peak_gib()
     console.print(
         f"Greedy accuracy on held-out questions: [bold]{shares[0]:.0%} before, {shares[1]:.0%} after[/] "
         f"{summary['steps']} updates in {summary['seconds']:.0f} s of training.\n"

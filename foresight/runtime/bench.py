@@ -118,7 +118,7 @@ def run(
             report(f"  {results[-1]['rate']:,.1f} {bench.unit}")
     summary: dict[str, Any] = {
         "what": f"{name}: {bench.title}",
-        "command": _command(name, against, rounds),
+        "command": _command(name, against, rounds, python is not None),
         "unit": bench.unit,
         "rounds": rounds,
         "ours": median(sides["ours"]),
@@ -243,7 +243,30 @@ def _require(peer: str, python: str | None) -> None:
     else:
         present = _version_there(peer, python) is not None
     if not present:
-        raise UserError(f"The peer '{peer}' is not installed. Install it with: pip install 'foresight[peers]'")
+        raise UserError(f"The peer '{peer}' is not installed. Install it with: {installation(peer, python)}")
+
+
+def installation(peer: str, python: str | None = None) -> str:
+    """The command that installs a peer: by an extra of this package that requires it, or by its own name.
+
+    `python` is the interpreter of the peer's own environment.
+    """
+    if python is not None:
+        return f"{shlex.quote(python)} -m pip install {peer}"
+    from packaging.requirements import Requirement
+
+    try:
+        requirements = [Requirement(line) for line in metadata.requires("foresight") or []]
+        extras = metadata.metadata("foresight").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:  # only imported from a folder
+        requirements, extras = [], []
+    of_peer = [one.marker for one in requirements if _canonical(one.name) == _canonical(peer) and one.marker]
+    having = [
+        extra
+        for extra in sorted(extras, key=lambda extra: extra != "peers")
+        if any(marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}) for marker in of_peer)
+    ]
+    return f"pip install 'foresight[{having[0]}]'" if having else f"pip install {peer}"
 
 
 def _version(name: str) -> str | None:
@@ -268,8 +291,9 @@ def _canonical(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def _command(name: str, against: str | None, rounds: int) -> str:
-    """What to type, with the variables that change a benchmark."""
+def _command(name: str, against: str | None, rounds: int, elsewhere: bool = False) -> str:
+    """What to type, with the variables that change a benchmark; PYTHON is that of a peer installed `elsewhere`."""
     found = [f"{key}={shlex.quote(value)} " for key, value in sorted(os.environ.items()) if key.startswith(VARIABLES)]
     parts = ["foresight", "bench", name, *(["--against", against] if against else []), "--rounds", str(rounds)]
+    parts += ["--peer-python", "PYTHON"] if elsewhere else []
     return "".join(found) + shlex.join(parts)

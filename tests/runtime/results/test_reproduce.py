@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -213,6 +214,34 @@ def test_a_run_that_is_older_than_its_data_is_kept_aside(tmp_path: Path, capsys:
         os.utime(file, (1, 1))
 
 
+@pytest.mark.parametrize("read", ["first-0", "first-0/export"])
+def test_data_that_are_older_than_their_runs_are_made_again(
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[str] = []
+    data, summary = tmp_path / "data.jsonl", tmp_path / "first-0" / "summary.json"
+    summary.parent.mkdir()
+    command = f"foresight brew {tmp_path / read} --episodes 3 --out {data}"
+
+    def run(command: str, folder: Path) -> None:
+        made.append(command)
+        data.write_text(str(len(made)))
+
+    monkeypatch.setattr(reproduce, "_run", run)
+    for file, second in ((data, 2), (summary, 1)):
+        file.write_text("old")
+        os.utime(file, (second, second))
+    reproduce.prepare(command)
+    assert not made and not capsys.readouterr().err
+    os.utime(summary, (3, 3))
+    reproduce.prepare(command)
+    assert made == [command] and data.read_text() == "1"
+    assert (tmp_path / "data.jsonl-before-1").read_text() == "old"
+    assert f"older than its input {summary}" in capsys.readouterr().err.replace("\n", "")
+    reproduce.prepare(command)
+    assert len(made) == 1
+
+
 def test_seeds_are_added_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, int]] = []
 
@@ -327,6 +356,62 @@ def test_of_a_row_that_others_read_the_runs_that_they_need_are_trained(
     assert again() == {"first": ([2], [0, 1])}
 
 
+def test_a_run_that_ended_before_its_maximum_is_of_the_same_settings(tmp_path: Path) -> None:
+    def refused(row: suites.Trained, steps: int, episodes: int) -> str:
+        file = tmp_path / "row.json"
+        facts = {"runs": [{"seed": 0}], "steps": steps, "unit": "u", "versions": {}, "machine": {}}
+        file.write_text(json.dumps({**facts, "episodes": episodes}))
+        try:
+            return "" if reproduce.stored(row, file) else "nothing is stored"
+        except UserError as error:
+            return str(error)
+
+    converged = suites.Trained("soft_value_iteration", "FrozenLake-v1")
+    assert refused(converged, 571, 1) == "" and "steps 200,000" in refused(converged, 200_000, 1)
+    walk = suites.Trained("td_lambda", "RandomWalk19")  # 10 episodes
+    assert refused(walk, 944, 1) == "" and "steps 9" in refused(walk, 9, 1)
+    texts = suites.Trained("pretrain", "stories-moe")
+    assert refused(texts, 600, 1) == "" and "evaluation_episodes 100" in refused(texts, 600, 100)
+    assert "steps 571" in refused(suites.Trained("sac", "Pendulum-v1"), 571, 100)
+
+
+def test_seeds_can_be_added_to_the_published_results() -> None:
+    def refused(row: suites.Trained) -> bool:
+        try:
+            return reproduce.stored(row, reproduce.root() / "results" / f"{row.result}.json") is None
+        except UserError:
+            return True
+
+    runs = [row for suite in suites.suites().values() for row in suite.runs]
+    assert {row.result for row in runs if refused(row)} <= {"sac-Hopper-v5"}  # 300,000 of 1,000,000 steps
+
+
+def test_a_row_that_is_refused_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def trained(what: Any, results: Path, *rest: Any) -> Path:
+        made.append(what.result)
+        return results / f"{what.result}.json"
+
+    def more(*rows: suites.Trained, only: tuple[str, ...] = ()) -> list[str]:
+        monkeypatch.setattr(reproduce, "suites", lambda: {"small": suites.Suite("small", "t", (), rows)})
+        reproduce.reproduce("small", tmp_path, more=True, only=only, report=reported.append)
+        return made
+
+    monkeypatch.setattr(reproduce, "gather", lambda folder: [])
+    monkeypatch.setattr(reproduce, "trained", trained)
+    first, second = (suites.Trained("sarsa", "CliffWalking-v1", name, 2, 2, 40) for name in ("first", "second"))
+    facts = {"runs": [{"seed": 0}], "steps": 30, "unit": "u", "versions": {}, "machine": {}, "episodes": 2}
+    (tmp_path / "first.json").write_text(json.dumps(facts))
+    reported: list[str] = []
+    assert more(first, second) == ["second"]
+    assert any("skipped" in text and "steps 30, now 40" in text for text in reported)
+    with pytest.raises(UserError, match="steps 30, now 40"):
+        more(first, second, only=("first",))
+    with pytest.raises(UserError, match="steps 30, now 40"):  # its runs are read, and would be of two settings
+        more(first, dataclasses.replace(second, after=("first",)))
+
+
 def test_a_trained_row_holds_the_returns_of_its_last_fifth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = {"evaluation": {"mean": 1.0, "metric": "return", "n": 1}, "baseline": {"mean": 0.0, "n": 1}}
     summary |= {"seed": 0, "steps": 100, "unit": "u", "seconds": 1.0, "versions": {}, "machine": {}}
@@ -369,8 +454,11 @@ def test_a_command_is_typed_in_the_checkout_and_nowhere_else(tmp_path: Path, mon
     monkeypatch.setattr(reproduce, "root", lambda: tmp_path)
     reported: list[str] = []
     assert reproduce.reproduce("small", quick=True, report=reported.append) == [] and "skipped" in reported[1]
-    (file,) = reproduce.reproduce("small")
+    (file,) = reproduce.reproduce("small", report=reported.append)
     assert file == tmp_path / "results" / "made.json" and file.read_text() == "{}"
+    assert not any("nothing was run again" in text for text in reported)
+    reproduce.reproduce("small", report=reported.append)
+    assert any(f"nothing was run again: {file} has all of it" in text for text in reported)
     (tmp_path / "benchmarks" / "made.py").write_text("raise SystemExit(3)")
     with pytest.raises(UserError, match="See its output"):
         reproduce.reproduce("small")
@@ -393,6 +481,11 @@ def test_experiments_reach_what_is_published(name: str, tmp_path: Path) -> None:
     else:
         assert picture.is_file() and figures["exact_optimum"] == pytest.approx(-13)
         assert figures["sarsa"] > figures["q_learning"] + 10
+
+
+def test_the_help_names_every_suite(call: Callable) -> None:
+    text = call("reproduce", "--help").out
+    assert [name for name in suites.suites() if not re.search(rf"\b{name}\b", text.split("--list")[0])] == []
 
 
 def test_the_command_lists_and_runs(call: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

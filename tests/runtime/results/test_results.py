@@ -80,6 +80,45 @@ def test_rows_are_the_targets_and_the_results(few: Path) -> None:
     )
 
 
+def test_a_result_of_another_command_is_marked(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = suites.Figure("sarsa", "error", "walk", "<= 1")
+    suite = suites.Suite(
+        "s", "t", (suites.Experiment("python benchmarks/x.py --seeds 0 1 2 --steps 3", "walk", (walk,)),)
+    )
+    monkeypatch.setattr(results, "suites", lambda: {"s": suite})
+    (blank,) = results.gather(few)
+    assert (blank.seeds, blank.made, blank.budget) == (3, None, "3 seeds")
+    document = {"what": "w", "seeds": [0], "error": 0.5, "command": "python benchmarks/x.py --seeds 0"}
+    (few / "walk.json").write_text(json.dumps(document))
+    (row,) = results.gather(few)
+    assert row.reached.endswith(", 1 of 3 seeds") and row.made == "python benchmarks/x.py --seeds 0"
+    assert row.met and row.command == "python benchmarks/x.py --seeds 0 1 2 --steps 3"
+    (few / "walk.json").write_text(json.dumps({**document, "seeds": [0, 1, 2], "command": row.command}))
+    (row,) = results.gather(few)
+    assert (row.made, row.reached) == (None, "0.5")
+
+
+def test_an_installed_package_lists_what_is_published_and_what_was_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = results.gather()
+    catalog.algorithms()  # of the real package
+    monkeypatch.setattr(catalog, "ROOT", tmp_path / "site" / "foresight")
+    monkeypatch.chdir(tmp_path)
+
+    def key(row: results.Row) -> tuple[Any, ...]:
+        return row.suite or "", row.name, row.task, row.algorithm, row.value, row.met, row.done_seeds
+
+    done = [row for row in everything if row.value is not None]
+    assert sorted(map(key, (row for row in results.gather() if row.value is not None))) == sorted(map(key, done))
+    (tmp_path / "results").mkdir()
+    again = {"what": "trpo on CartPole-v1", **REACHED, "iqm": 3.0}
+    (tmp_path / "results" / "trpo-CartPole-v1.json").write_text(json.dumps(again))
+    (row,) = (row for row in results.gather() if row.name == "trpo-CartPole-v1")
+    assert (row.value, row.met, row.done_seeds) == (3.0, False, 2)
+    assert all(row.value is None for row in results.gather(tmp_path / "none"))
+
+
 def test_a_row_has_a_limit_of_time_and_may_lean_on_another(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = (
         suites.Trained("grpo", "x", "teacher", minutes=2, target=">= 3 × baseline"),
