@@ -8,6 +8,7 @@ function here does nothing.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -46,6 +47,34 @@ def broadcast(value: Value) -> Value:
     box = [value]
     dist.broadcast_object_list(box, 0)
     return box[0]
+
+
+def on_first(call: Callable[[], Value]) -> Value:
+    """The result of `call` in rank 0, in all processes: for user code. What it raises is raised in all of them.
+
+    Where rank 0 alone raised, the others would wait for it for ever.
+    """
+    if processes() == 1:
+        return call()
+    found: tuple[Any, Exception | None] = (None, None)
+    if rank() == 0:
+        try:
+            found = call(), None
+        except Exception as error:
+            found = None, _sendable(error)
+    result, raised = broadcast(found)
+    if raised is not None:
+        raise raised
+    return result  # type: ignore[no-any-return]
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error or, if it cannot be pickled, a RuntimeError with its name and message."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    return error
 
 
 def all_gather(value: Value) -> list[Value]:

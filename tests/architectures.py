@@ -151,8 +151,9 @@ is used:
 
 With shared prefixes, a token attends to all tokens before it. The context is therefore limited to the sliding window of
 the model (`sliding_window`, `attention_chunk_size`), or to the length at which its rotary angles change (`dynamic`,
-`longrope`), and the run warns about it. Logits that a model scales or caps (Cohere, Granite, Gemma 2) are computed as
-in that model.
+`longrope`), and the run warns about it. A model with layers that choose which tokens they attend to (MiniMax M3 as
+released) is computed row by row. Logits that a model scales or caps (Cohere, Granite, Gemma 2) are computed as in that
+model.
 
 `python -m tests.architectures` makes the table. It builds random models with a few thousand weights and compares the
 log-probabilities of their answers, in sampling and in training, with the plain forward pass. `difference` is the

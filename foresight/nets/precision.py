@@ -28,7 +28,7 @@ def fast_bfloat16(device: torch.device | str) -> bool:
     """Whether the device multiplies bfloat16 faster than float32."""
     if torch.device(device).type == "cpu":
         return bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512")) and _has_flag("avx512_bf16")
-    return torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported()
+    return torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

@@ -19,3 +19,10 @@ def test_auto_is_the_faster(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(UserError, match="bfloat16"):
         precision.dtype("bfloat", "cpu")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_gpu_that_only_emulates_bfloat16_computes_in_float32(native, monkeypatch):
+    """T4, V100: torch counts emulation as support unless it is asked not to."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    assert precision.dtype("auto", "cuda") is (torch.bfloat16 if native else None)

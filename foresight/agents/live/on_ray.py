@@ -8,6 +8,7 @@ file of a scorer must be in the same place on every machine.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -118,6 +119,8 @@ def run(loop: str, store: Store, settings: Settings, config: Config) -> None:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     keeper = ray.remote(num_cpus=0, scheduling_strategy=here)(Keeper).remote(str(store.folder.resolve()))
     gpus = int(settings.device.startswith("cuda"))
+    if gpus:  # Ray shows the actor its own GPU alone, which is the first there
+        settings = dataclasses.replace(settings, device="cuda")
     actor = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")(Loop).remote()
     try:
         place = actor.place.remote()

@@ -3,7 +3,8 @@
 The process leads its own session (`sandbox.process`): it is killed with everything that it started. It keeps the
 user's packages, files and network, which a reward may need; for programs of a stranger there is `sandbox.run`.
 
-python -m foresight.envs.text.worker PLACE DESCRIPTOR    is the subprocess: it serves calls over a pipe until it closes
+python -m foresight.envs.text.worker PLACE DESCRIPTOR PARENT    is the subprocess: it serves calls over a pipe until it
+                                                                closes or the process PARENT has ended
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
 import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
@@ -34,6 +37,7 @@ from foresight.sandbox import process
 GIVEN = "given from Python"  # instead of the path of a function that cannot be imported again
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # these are for the run, even where every process receives them
 START = 120.0  # seconds for the process to import its function
+WATCH = 0.5  # seconds between two looks at whether the run is still there
 
 
 def function(place: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +152,7 @@ class Worker:
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
         number = theirs.fileno()
-        command = [sys.executable, "-m", "foresight.envs.text.worker", self.place, str(number)]
+        command = [sys.executable, "-m", "foresight.envs.text.worker", self.place, str(number), str(os.getpid())]
         path = os.pathsep.join(entry or "." for entry in sys.path)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # inherited: signals must not end it while it starts
         try:
@@ -258,8 +262,28 @@ def _ignore_stops() -> None:
     os.register_at_fork(after_in_child=lambda: [signal.signal(number, signal.SIG_DFL) for number in STOPS] and None)
 
 
+def _end_with(parent: int) -> None:
+    """Kill this process and what it started once its parent has ended, also during a call: it may hang."""
+
+    def look(*_: Any) -> None:
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)
+
+    def watch() -> None:
+        while True:
+            look()
+            time.sleep(WATCH)
+
+    threading.Thread(target=watch, daemon=True).start()
+    # A regular expression lets no other thread run, but signals.
+    signal.signal(signal.SIGPROF, look)
+    signal.siginterrupt(signal.SIGPROF, False)
+    signal.setitimer(signal.ITIMER_PROF, WATCH, WATCH)
+
+
 if __name__ == "__main__":
     _ignore_stops()
+    _end_with(int(sys.argv[3]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no copy of the memory on the disk
     os.dup2(2, 1)  # the user's prints must not go to the command's output
     _serve(sys.argv[1], Connection(int(sys.argv[2])))

@@ -29,6 +29,8 @@ WINDOWS = {
     "sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention", "attention_window_size": None,
     "window_size": None, "local_attention": None, "keep_window_size": None, "index_topk": None,
 }  # fmt: skip
+# Kinds of layers in which a token attends to everything before it, up to a window.
+WHOLE = ("full_attention", "sliding_attention", "chunked_attention")
 PERIODIC = ("dynamic", "longrope")  # RoPE types whose angles change in longer texts
 
 
@@ -72,7 +74,9 @@ def find(model: Any, attention: str) -> Capabilities:
                 "rows of the batch. Choose a causal language model (Llama, Qwen, SmolLM)."
             )
         checkpointing.use(module)
-        if getattr(module, "_supports_attention_backend", False):
+        kinds = getattr(module.config.get_text_config(), "layer_types", None) or ()
+        # Layers that choose what they attend to choose everything in rows as short as those tested.
+        if getattr(module, "_supports_attention_backend", False) and not set(kinds) - set(WHOLE):
             model.capabilities = Capabilities(True)
             if _exact(lambda: _over_trees(model, attention, prompts, ends, alone)):
                 return model.capabilities
@@ -140,7 +144,8 @@ def _rows(model: Any) -> tuple[list[list[int]], list[list[int]]]:
     """
     most = max(min(TOKENS, model.context), 4)
     marks = set(getattr(model.tokenizer, "all_special_ids", ()))
-    plain = [i for i in range(len(model.tokenizer)) if i not in marks] or [0]
+    rows = model.module.get_input_embeddings().num_embeddings
+    plain = [i for i in range(min(len(model.tokenizer), rows)) if i not in marks] or [0]
     drawn = torch.randint(len(plain), (4 * most,), generator=torch.Generator().manual_seed(0)).tolist()
     ids = [plain[i] for i in drawn]
     first = ids[: most - 2]

@@ -7,7 +7,7 @@ from typing import Any
 
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
-from foresight.nets.language.tokenizer import Message, apply_chat_template
+from foresight.nets.language.tokenizer import Message, apply_chat_template, check_ids
 
 Answer = str | Message  # a text, or a message of the assistant, which may call tools
 
@@ -18,7 +18,7 @@ def encode(
     """Ids of a prompt, exactly as the sampler gets it, and of a completion with its end token.
 
     The completion is a text or an assistant message, which may call tools. Raises UserError if the chat template
-    renders the prompt differently when an answer follows, or leaves a tool call out.
+    renders the prompt differently when an answer follows, or leaves a tool call out, and for a token without embedding.
     """
     reply: dict[str, Any] = {"role": "assistant", "content": completion}
     if not isinstance(completion, str):
@@ -45,7 +45,7 @@ def encode(
                 )
     if whole[: len(head)] != head:  # tokens merge across the boundary (spaces, newlines), as sampled ones cannot
         whole = head + _continuation(tokenizer, head, text[len(before) :])
-    tail = whole[len(head) :]
+    tail = check_ids(policy.module, tokenizer, whole[len(head) :])
     names = [call["function"]["name"] for call in reply.get("tool_calls", ())]
     if missing := [name for name in names if name not in tokenizer.decode(tail)]:
         raise UserError(

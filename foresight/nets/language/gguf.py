@@ -131,6 +131,8 @@ def _tokens(writer: Any, tokenizer: Any, size: int, split: str) -> None:
     names, added = tokenizer.get_vocab(), tokenizer.added_tokens_decoder
     tokens, kinds = [f"[PAD{i}]" for i in range(size)], [TokenType.UNUSED] * size
     for name, i in names.items():
+        if i >= size:  # a special token without an embedding
+            continue
         outside = TokenType.CONTROL if i in added and added[i].special else TokenType.USER_DEFINED
         tokens[i], kinds[i] = name, outside if i in added else TokenType.NORMAL
     writer.add_tokenizer_model("gpt2")  # byte-level BPE

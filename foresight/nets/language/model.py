@@ -20,7 +20,7 @@ from foresight.errors import UserError
 from foresight.nets.language import architecture, tree_attention
 from foresight.nets.language.architecture import Capabilities
 from foresight.nets.language.cache import Cache, DecodeStep, Extension, Level, Prefill
-from foresight.nets.language.tokenizer import Message, apply_chat_template
+from foresight.nets.language.tokenizer import Message, apply_chat_template, check_ids
 from foresight.nets.language.tokenizer import check as check_tokenizer
 from foresight.nets.language.tokentree import TokenTree
 from foresight.ops.tokens import token_logprob
@@ -80,7 +80,7 @@ class LanguageModel(nn.Module):
         """Token ids of a plain prompt or a conversation, with the model's chat template if it has one.
 
         `tools` are JSON schemas of the functions that the model may call. Raises UserError if the
-        model cannot be given them.
+        model cannot be given them, and for a token that it has no embedding of.
         """
         if self.tokenizer.chat_template is None:
             if tools:
@@ -88,9 +88,10 @@ class LanguageModel(nn.Module):
                     "The model has no chat template, so it cannot be given tools: choose a model that has one."
                 )
             text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-            return list(self.tokenizer.encode(text))
+            return check_ids(self.module, self.tokenizer, list(self.tokenizer.encode(text)))
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        return list(apply_chat_template(self.tokenizer, messages, tools, add_generation_prompt=True, return_dict=False))
+        ids = apply_chat_template(self.tokenizer, messages, tools, add_generation_prompt=True, return_dict=False)
+        return check_ids(self.module, self.tokenizer, list(ids))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of sampled ids, without special tokens."""

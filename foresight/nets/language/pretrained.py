@@ -30,6 +30,8 @@ ADAPTER = "adapter_config.json"
 GENERATION = "generation_config.json"  # has the tokens that end an answer
 FILES = ("config.json", ADAPTER)  # a model folder has one of them
 HEADS = "heads.safetensors"  # in a model folder; transformers ignores it
+# Tensors of a GGUF file that scale rotary positions.
+FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def load(
@@ -208,7 +210,8 @@ def packaged() -> Path:
 def unpack(path: Path, target: Path) -> Path:
     """Write the model of a GGUF file, dequantized to float32, as the Hugging Face folder `target`; returns that path.
 
-    Raises UserError if there is no such file, or if it is damaged or of an architecture that transformers cannot read.
+    Each of several processes writes its own; a model that another one has put there meanwhile is kept. Raises UserError
+    if there is no such file, or if it is damaged, incomplete or of an architecture that transformers cannot read.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers import modeling_gguf_pytorch_utils as reader
@@ -220,11 +223,21 @@ def unpack(path: Path, target: Path) -> Path:
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
     except (OSError, ValueError, KeyError, struct.error) as error:
         raise UserError(f"{path} is no GGUF file of a language model that can be read ({error}).") from error
+    _check_rope(path)
     bar, reader.tqdm = reader.tqdm, lambda tensors, **_: tensors  # its progress bar has no switch
     try:
-        packed = _quietly(lambda: AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32))
+        packed, found = _quietly(
+            lambda: AutoModelForCausalLM.from_pretrained(
+                folder, gguf_file=file, dtype=torch.float32, output_loading_info=True
+            )
+        )
     finally:
         reader.tqdm = bar
+    if lacking := sorted(found["missing_keys"]):  # transformers draws them at random
+        raise UserError(
+            f"{path} lacks {len(lacking)} of the model's weights, as {lacking[0]}: it is incomplete, or one part of a "
+            "split file. Merge the parts with: llama-gguf-split --merge FIRST_PART MERGED.gguf"
+        )
     config = packed.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the weights are plain float32 now, and may be saved as such
@@ -233,7 +246,28 @@ def unpack(path: Path, target: Path) -> Path:
     module.load_state_dict(packed.state_dict(), assign=True)
     module.tie_weights()
     module.generation_config = packed.generation_config
-    return save_folder(module, tokenizer, target)
+    module.should_save_on_this_rank = lambda main: True  # in every process; transformers: in the first alone
+    return _write(module, tokenizer, check_folder(target), replace=False)
+
+
+def _check_rope(path: Path) -> None:
+    """Raise UserError for a GGUF file whose rotary positions are scaled: transformers ignores that.
+
+    Llama 3.1 has factors in a tensor, others a type in the header, which transformers reads only for gpt-oss.
+    """
+    from gguf import GGUFReader
+
+    header = GGUFReader(path)
+    kinds = {
+        str(field.contents())
+        for name, field in header.fields.items()
+        if name.endswith(".rope.scaling.type") and not name.startswith("gpt-oss.")
+    }
+    if kinds - {"none"} or any(tensor.name in FACTORS for tensor in header.tensors):
+        raise UserError(
+            f"{path} scales its rotary positions, which is not read from GGUF: give --model the Hugging Face folder or "
+            "hub id of the model."
+        )
 
 
 def load_heads(name: str, device: torch.device | str = "cpu") -> MultiTokenHeads | None:
@@ -265,8 +299,6 @@ def save_folder(
     narrower. An existing model is replaced; raises UserError for a folder with anything else. Of several processes all
     must call it, and the first writes.
     """
-    from safetensors.torch import save_file
-
     directory = check_folder(directory)
     if distributed.is_sharded(module):
         module = distributed.unsharded(module)
@@ -274,6 +306,20 @@ def save_folder(
         return directory
     if merged and lora.has(module):
         module = lora.merged(module, load(base, precision="float32").module if base and lora.narrow(module) else None)
+    return _write(module, tokenizer, directory, heads, base)
+
+
+def _write(
+    module: Any,
+    tokenizer: Any,
+    directory: Path,
+    heads: MultiTokenHeads | None = None,
+    base: str = "",
+    replace: bool = True,
+) -> Path:
+    """Write a model folder atomically, in this process; see `save_folder`. Unless `replace`, a model there is kept."""
+    from safetensors.torch import save_file
+
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
@@ -288,9 +334,13 @@ def save_folder(
             for file in draft.iterdir():
                 file.chmod(0o644)
             draft.chmod(0o755)
-            if directory.exists():
+            if replace and directory.exists():
                 shutil.rmtree(directory)  # an older export
-            draft.rename(directory)
+            try:
+                draft.rename(directory)
+            except OSError:
+                if replace or not (directory / "config.json").is_file():
+                    raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:

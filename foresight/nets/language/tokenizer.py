@@ -10,6 +10,7 @@ from foresight.errors import UserError
 
 Message = dict[str, Any]  # role, content and, of the assistant, perhaps tool_calls
 LEAST_TOKENS = 0.9  # of the model's embedding rows: tables are padded to round sizes, but by no more
+MOST_UNUSED = 8  # special tokens without an embedding: Gemma 3's tokenizer has one, for images, CodeLlama 34B's four
 
 
 def apply_chat_template(
@@ -51,18 +52,21 @@ def special_texts(tokenizer: Any) -> list[str]:
 def check(module: Any, tokenizer: Any) -> None:
     """Raise UserError for another model's tokenizer, and for a template without a generation prompt.
 
-    Warns if only the special tokens differ.
+    A few special tokens may lie beyond the model's embeddings; texts with one are refused (`check_ids`). Warns if only
+    the special tokens differ.
     """
     rows, tokens = module.get_input_embeddings().num_embeddings, len(tokenizer)
-    if tokens > rows:
+    vocabulary = tokenizer.get_vocab().values()
+    unused = _unused(tokenizer, [i for i in vocabulary if i >= rows])
+    if tokens > rows and not unused:
         raise UserError(
             f"The tokenizer has {tokens} tokens and the model {rows}: it is another model's, or its vocabulary grew. "
             "If it grew, call model.resize_token_embeddings(len(tokenizer)) and save both."
         )
     if tokens < LEAST_TOKENS * rows:
         raise UserError(f"The tokenizer has {tokens} tokens and the model {rows}: it belongs to another model.")
-    highest = max(tokenizer.get_vocab().values(), default=0)
-    if highest >= rows:
+    highest = max(vocabulary, default=0)
+    if highest >= rows and not unused:
         raise UserError(f"The tokenizer has a token {highest} and the model ends at {rows - 1}: it is another model's.")
     _check_special(module, tokenizer)
     if tokenizer.chat_template is None:
@@ -80,6 +84,24 @@ def check(module: Any, tokenizer: Any) -> None:
             "add_generation_prompt, so the model would continue the user's turn. Give the tokenizer a template that "
             "opens the assistant's turn."
         )
+
+
+def check_ids(module: Any, tokenizer: Any, ids: list[int]) -> list[int]:
+    """The same ids. Raises UserError for one beyond the model's embeddings, with its text."""
+    rows = module.get_input_embeddings().num_embeddings
+    if ids and max(ids) >= rows:
+        raise UserError(
+            f"The text has the special token {tokenizer.decode([max(ids)])!r}, for which the model has no embedding: "
+            "leave it out. If you added it, call model.resize_token_embeddings(len(tokenizer)) and save both."
+        )
+    return ids
+
+
+def _unused(tokenizer: Any, beyond: list[int]) -> bool:
+    """Whether the ids `beyond` the embeddings are a few special tokens, none of which begins, ends or pads a text."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    used = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")}
+    return 0 < len(beyond) <= MOST_UNUSED and all(i in added and added[i].special and i not in used for i in beyond)
 
 
 def _check_special(module: Any, tokenizer: Any) -> None:

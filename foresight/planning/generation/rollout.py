@@ -275,8 +275,7 @@ def sample_groups(
     repeated = [example for example in examples for _ in range(group)]
     batch = complete(policy, examples, group, max_new_tokens, temperature, generator, stop=task.stop)
     answers = texts(policy, batch)
-    graded: Any = distributed.broadcast(task.reward(repeated, answers) if distributed.rank() == 0 else None)
-    rewards, parts = graded
+    rewards, parts = distributed.on_first(lambda: task.reward(repeated, answers))
     if task.curriculum < 1:
         parts["difficulty"] = [float(example.columns["difficulty"]) for example in repeated]
     measures = {name: torch.tensor(values).view(prompts, group) for name, values in parts.items()}

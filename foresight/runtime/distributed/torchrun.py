@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, distributed, nn
 
+from foresight.distributed import all_gather
 from foresight.errors import UserError
 from foresight.runtime import kinds
 from foresight.runtime.catalog import State
@@ -69,10 +70,8 @@ def broadcast_(state: State) -> None:
 
 def check_equal(state: State) -> None:
     """Raise RuntimeError if a State's weights differ between processes: a gradient was not averaged."""
-    sums = torch.stack([weight.double().sum().cpu() for weight in _weights(state)])
-    gathered = [torch.empty_like(sums) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(gathered, sums)
-    if not all(torch.equal(gathered[0], other) for other in gathered):
+    gathered = all_gather([weight.double().sum().item() for weight in _weights(state)])  # NCCL has no CPU tensors
+    if any(other != gathered[0] for other in gathered):
         raise RuntimeError("The processes have different weights: a gradient was not averaged.")
 
 

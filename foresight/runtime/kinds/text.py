@@ -98,6 +98,7 @@ def _profile(module: Algorithm, env: TextTask, times: Profile) -> Profiled[TextT
 
 def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | None, seed: int) -> Evaluation:
     """Greedy completions of held-out examples. One that cannot be scored (NaN) is left out; it does not count as 0."""
+    from foresight import distributed
     from foresight.runtime.evaluation import evaluate
 
     if hasattr(module, "measure"):
@@ -122,7 +123,7 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
         result = _scored(task.metric, outcomes)
         return dataclasses.replace(result, samples=samples, extra_metrics=others)
     completions, _, _ = module.act(state, examples, explore=False)
-    rewards = [float(reward) for reward in task.grade(examples, completions)]
+    rewards = [float(reward) for reward in distributed.on_first(lambda: task.grade(examples, completions))]
     result = _scored(getattr(task, "metric", "reward"), rewards)
     return dataclasses.replace(result, samples=_samples(examples, completions, rewards))
 

@@ -9,8 +9,11 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +24,7 @@ from foresight.errors import LostError, UserError
 from tests.sabotage import sabotaged_by, scaled
 
 REWARDS = """
-import functools, multiprocessing, os, signal, subprocess, sys, time
+import functools, multiprocessing, os, re, signal, subprocess, sys, time
 
 def lengths(completions, **columns):
     print("what is printed goes nowhere that matters")
@@ -61,6 +64,23 @@ def starting(completions, **columns):
     time.sleep(0.2)
     program.terminate(), fork.terminate()
     return [float(program.wait(5)), float(fork.join(5) or fork.exitcode)]
+
+def write_pid():
+    with open(os.path.join(os.path.dirname(__file__), "pid"), "w") as file:
+        print(os.getpid(), file=file)
+
+def spinning(completions):
+    write_pid()
+    while True:
+        pass
+
+def matching(completions):
+    write_pid()
+    re.match("(a+)+$", 60 * "a" + "b")
+
+def sleeping(completions):
+    write_pid()
+    time.sleep(600)
 
 class Score:
     def __init__(self, worth):
@@ -254,6 +274,42 @@ def test_the_process_ends_with_its_owner(task, tmp_path):
     del worker
     gc.collect()
     assert not ended.alive and process.poll() is not None
+
+
+@pytest.mark.parametrize("name", ["spinning", "matching", "sleeping"])
+def test_a_hanging_function_ends_with_a_run_that_was_killed(name, task, tmp_path):
+    """It looks at its pipe between calls only, and during a regular expression no thread of it runs."""
+    place = f"{tmp_path}/rewards.py:{name}"
+    source = f"from foresight.envs.text.worker import Worker\nWorker({place!r}, 600.0)(completions=[''])"
+    owner = subprocess.Popen([sys.executable, "-c", source])
+    file = tmp_path / "pid"
+    try:
+        until(lambda: file.is_file() and file.read_text().endswith("\n"), 60.0)
+        number = int(file.read_text())
+        time.sleep(0.2)
+    finally:
+        owner.kill()
+        owner.wait()
+    try:
+        until(lambda: not running(number), 5.0)
+    finally:
+        if running(number):
+            os.kill(number, signal.SIGKILL)
+
+
+def running(number):
+    """Whether the process is there and not a zombie, which a container may keep."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition, seconds):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, f"not after {seconds:g} seconds"
+        time.sleep(0.02)
 
 
 def test_mistakes_are_reported_when_the_task_is_made(task):

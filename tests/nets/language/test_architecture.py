@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -107,6 +108,21 @@ def test_a_model_that_is_not_causal_is_refused(name):
             assert "is not causal" in str(error)
             return
     raise AssertionError("it was taken")
+
+
+@WARNED
+def test_layers_that_choose_what_they_attend_to_are_computed_row_by_row():
+    """MiniMax M3: the few tokens tested at load are one block of keys, which is always chosen."""
+    fields = {"layer_types": ["minimax_m3_sparse"] * 4, "index_block_size": 16, "index_topk_blocks": 1}
+    module = architectures.model("minimax_m3_vl_text", **fields)
+    plain = copy.deepcopy(module)
+    policy = LanguageModel(module, tiny_language.model().tokenizer)
+    assert not policy.capabilities.shared
+    row = [3, 4, 5, 6, 7, 8, 9, 10] * 3
+    batch = generate(policy, [row], 2, 4, 1.0, torch.Generator().manual_seed(0))
+    right = architectures.expected(plain, batch)
+    for found in (batch.model_logprob, policy.logprob(batch)[0].detach()):
+        assert (found - right)[batch.mask].abs().max() < architectures.RIGHT
 
 
 def test_what_is_slower_or_shorter_is_reported():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from foresight import distributed
 from foresight.errors import UserError
 from foresight.nets.language import gguf, pretrained
 from foresight.nets.language.model import LanguageModel
@@ -70,3 +73,58 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path: Path):
     (tmp_path / "x.gguf").write_bytes(b"GGUF and nothing else")
     with pytest.raises(UserError, match="no GGUF file"):
         pretrained.load(str(tmp_path / "x.gguf"))
+
+
+def test_each_of_several_processes_unpacks_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = gguf.write(tiny_language.byte_level(tmp_path / "model"), tmp_path / "model.gguf")
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    assert pretrained.load(str(file), precision="float32").tokenizer.encode(tiny_language.TEXT)
+
+
+def test_a_folder_that_another_process_unpacked_meanwhile_is_kept(tmp_path: Path):
+    folder = tiny_language.byte_level(tmp_path / "model")
+    file, ready = gguf.write(folder, tmp_path / "model.gguf"), tmp_path / "cache" / "model"
+    shutil.copytree(folder, ready)
+    (ready / "mark").touch()
+    assert pretrained.unpack(file, ready) == ready and (ready / "mark").exists()
+    assert [one.name for one in ready.parent.iterdir()] == ["model"]  # no draft is left
+
+
+@pytest.mark.parametrize("scaled", ["type", "factors", "none"])
+def test_scaled_rotary_positions_are_refused(scaled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Llama 3.1 has its factors in a tensor that transformers skips: every angle would be wrong, without a word."""
+    import gguf as package
+
+    describe = gguf._describe
+
+    def described(writer, config, quantization):
+        describe(writer, config, quantization)
+        if scaled == "factors":
+            writer.add_tensor("rope_freqs.weight", np.ones(4, np.float32))
+        else:
+            kind = package.RopeScalingType.LINEAR if scaled == "type" else package.RopeScalingType.NONE
+            writer.add_rope_scaling_type(kind)
+
+    monkeypatch.setattr(gguf, "_describe", described)
+    file = gguf.write(tiny_language.byte_level(tmp_path / "model"), tmp_path / "model.gguf")
+    if scaled == "none":
+        assert pretrained.load(str(file), precision="float32").tokenizer.encode("1")
+        return
+    with pytest.raises(UserError, match="scales its rotary positions, which is not read from GGUF"):
+        pretrained.load(str(file))
+
+
+def test_a_file_without_all_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As the first part of a split file: what it lacks would be drawn at random."""
+    import gguf as package
+
+    add = package.GGUFWriter.add_tensor
+
+    def most(self, name, *args, **options):
+        if name != "blk.0.ffn_up.weight":
+            add(self, name, *args, **options)
+
+    monkeypatch.setattr(package.GGUFWriter, "add_tensor", most)
+    file = gguf.write(tiny_language.byte_level(tmp_path / "model"), tmp_path / "model.gguf")
+    with pytest.raises(UserError, match=r"lacks 1 of the .* weights, as .*layers\.0\.mlp\.up_proj\.weight: .*split"):
+        pretrained.load(str(file))

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 
 from foresight.algorithms.language import reward_model, rlhf_ppo
 from foresight.errors import UserError
-from foresight.nets.language import pretrained
+from foresight.nets.language import completion, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.training import corpus
 from foresight.training.options import build_config
@@ -53,6 +53,25 @@ def test_a_vocabulary_that_grew_is_refused_until_the_model_grows_too():
         _again(words=2)
     assert _again(words=2, rows=words + 2).encode("1?")
     assert _again(rows=words + 3)  # padded to a round number
+
+
+def test_special_tokens_beyond_the_model_may_stand_in_no_text():
+    """Gemma 3 of 1B: its tokenizer has one token for images, of which the model has no embedding."""
+    model, words = tiny_language.model(), len(tiny_language.CHARACTERS)
+    model.tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    policy = LanguageModel(model.module, model.tokenizer)
+    assert len(policy.tokenizer) == words + 1 and policy.encode("1+1?")
+    with pytest.raises(UserError, match=r"special token '<image>', for which the model has no embedding"):
+        policy.encode("1<image>?")
+    with pytest.raises(UserError, match="special token '<image>'"):
+        completion.encode(policy, "1?", "<image>2")
+    model.tokenizer.pad_token = "<image>"  # it would be used
+    with pytest.raises(UserError, match="vocabulary grew"):
+        LanguageModel(model.module, model.tokenizer)
+    many = tiny_language.model()
+    many.tokenizer.add_special_tokens({"additional_special_tokens": [f"<{i}>" for i in range(9)]})
+    with pytest.raises(UserError, match="vocabulary grew"):
+        LanguageModel(many.module, many.tokenizer)
 
 
 def test_a_tokenizer_of_another_model_is_refused():

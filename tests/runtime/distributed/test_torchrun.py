@@ -20,6 +20,7 @@ from foresight import distributed
 from foresight.algorithms.policy import a2c
 from foresight.envs import make
 from foresight.errors import UserError
+from foresight.nets.language import gguf
 from foresight.runtime import run
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.distributed import torchrun
@@ -76,6 +77,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
         name: ["train", name.partition("-")[0], *_words(given), "--out", str(folder / name), "--json"]
         for name, given in {**before, **options}.items()
     }
+    model = str(gguf.write(tiny_language.byte_level(folder / "model"), folder / "model.gguf"))
+    unpacked = {**_trained("sft", 0, folder), "model": model, "steps": 1}
+    commands["unpacked"] = ["train", "sft", *_words(unpacked), "--out", str(folder / "unpacked"), "--json"]
     for name in SAMPLED:
         commands[name] += ["--env-options", f"reward={_reward(folder)}"]
     words = ["--task", "addition", "--model", tiny_language.folder(), "--out", str(folder / "mtp_critic")]
@@ -199,6 +203,12 @@ def test_only_the_first_process_writes_checkpoints_and_exports(name, options, tm
     assert not (second.path / "checkpoints").exists() and not (second.path / "export").exists()
 
 
+@pytest.mark.slow
+def test_every_process_unpacks_a_gguf_file(together):
+    """Into a folder of its own: they may be on machines without a common disk."""
+    assert together("unpacked")[1]["steps"] == 1
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_every_layer_is_a_unit(name, monkeypatch):
     units = []
@@ -217,11 +227,15 @@ def test_processes_whose_weights_differ_are_reported(off, monkeypatch):
     state = a2c.build(a2c.Config(num_envs=1, hidden=(4,)), make.make("CartPole-v1", num_envs=1).spaces)
 
     def gather(gathered, sums):
-        gathered[0].copy_(sums)
-        gathered[1].copy_(sums + off)
+        raise RuntimeError("No backend type associated with device type cpu")  # as NCCL, for tensors on the CPU
+
+    def gather_objects(gathered, sums):
+        gathered[:] = sums, [sums[0] + off, *sums[1:]]
 
     monkeypatch.setattr(torchrun.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torchrun.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torchrun.distributed, "all_gather", gather)
+    monkeypatch.setattr(torchrun.distributed, "all_gather_object", gather_objects)
     with pytest.raises(RuntimeError, match="not averaged") if off else contextlib.nullcontext():
         torchrun.check_equal(state)
 

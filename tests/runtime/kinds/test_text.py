@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from foresight import distributed
 from foresight.cli.main import main
 from foresight.data import forms
 from foresight.envs.text import make as text
@@ -23,6 +25,7 @@ from foresight.envs.text.task import TextTask
 from foresight.envs.text.worker import function
 from foresight.errors import LostError, UserError
 from foresight.nets.language import pretrained
+from foresight.planning.generation.rollout import sample_groups
 from foresight.planning.generation.speculative import speculate
 from foresight.runtime import kinds, run
 from foresight.runtime.agent import Agent
@@ -254,6 +257,50 @@ def test_a_run_stopped_by_a_mistake_is_saved_and_resumes_exactly(tmp_path, monke
             trained("evaluation")
     run.resume(tmp_path / "evaluation", show=False)
     assert logged("evaluation") == logged("whole")
+
+
+class Strange(Exception):
+    """An error that cannot be pickled."""
+
+    def __init__(self, name: str, *, size: int = 1) -> None:
+        super().__init__(f"{name}, {size}", lambda: size)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("what", ["training", "evaluation"])
+@pytest.mark.parametrize(
+    ("error", "kind", "sentence"),
+    [(LostError("A judge went away."), LostError, "A judge went away"), (Strange("a"), RuntimeError, "Strange: a, 1")],
+)
+def test_what_a_grader_raises_is_raised_in_every_process(rank, what, error, kind, sentence, monkeypatch):
+    """Else the first process would save, which is collective, while the others still wait for its rewards."""
+    calls, sent = [], []
+
+    def grader(examples, answers):
+        calls.append(len(answers))
+        raise error
+
+    def broadcast(value):
+        sent.append(pickle.loads(pickle.dumps(value)))
+        return value if rank == 0 else (None, kind(sentence))
+
+    task = dataclasses.replace(text.make("addition"), grader=grader)
+    policy = tiny_language.model()
+    module = SimpleNamespace(act=lambda state, examples, explore: (["1"] * len(examples), {}, None))
+    monkeypatch.setattr(distributed, "processes", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: rank)
+    monkeypatch.setattr(distributed, "broadcast", broadcast)
+    with pytest.raises(kind, match=sentence):
+        if what == "training":
+            sample_groups(policy, task, 2, 2, 2, 1.0, torch.Generator().manual_seed(0))
+        else:
+            kinds.get("text").evaluate(module, SimpleNamespace(), task, 2, 0)
+    assert len(calls) == 1 - rank and len(sent) == 1
+    if rank == 0:
+        assert sent[0][0] is None and type(sent[0][1]) is kind and sentence in str(sent[0][1])
 
 
 def test_tables_of_one_vocabulary_may_be_padded_differently(tmp_path):
