@@ -53,6 +53,9 @@ Mutation = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 TESTS = Path(__file__).parent
 
+_SEEN: dict[str, Any] = {}  # the modules that were read, by path
+_NAMES: dict[int, list[tuple[Any, str]]] = {}  # where an object was held then, by its id
+
 
 def sabotaged_by(target: str, *mutations: Mutation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Run the test as it is, and once more for each mutation of `target`, which it must then fail."""
@@ -119,13 +122,7 @@ def _mutated(target: str, mutation: Mutation) -> Iterator[None]:
     mutant = functools.wraps(function)(mutation(function))
     holders: list[tuple[Any, str]] = [(owner, name)]
     if inspect.ismodule(owner):
-        holders += [
-            (module, attribute)
-            for path, module in list(sys.modules.items())
-            if module is not None and path.split(".")[0] in ("foresight", "tests") and module is not owner
-            for attribute, held in list(vars(module).items())
-            if held is original
-        ]
+        holders += [(module, attribute) for module, attribute in _holders(original) if module is not owner]
     replacement = type(original)(mutant) if isinstance(original, (staticmethod, classmethod)) else mutant
     try:
         for holder, attribute in holders:
@@ -134,6 +131,20 @@ def _mutated(target: str, mutation: Mutation) -> Iterator[None]:
     finally:
         for holder, attribute in holders:
             setattr(holder, attribute, original)
+
+
+def _holders(original: Any) -> list[tuple[Any, str]]:
+    """The modules of `foresight` and `tests` that hold it, and by which name.
+
+    A module is read once, when it is first seen: walking them all took longer than many a test.
+    """
+    for path, module in list(sys.modules.items()):
+        if _SEEN.get(path) is not module:
+            _SEEN[path] = module
+            if path.split(".")[0] in ("foresight", "tests"):
+                for attribute, held in list(vars(module).items()):
+                    _NAMES.setdefault(id(held), []).append((module, attribute))
+    return [(module, name) for module, name in _NAMES.get(id(original), ()) if vars(module).get(name) is original]
 
 
 def _resolve(target: str) -> tuple[Any, str]:

@@ -220,8 +220,11 @@ class Replay:
         following = (last + 1) % capacity if self._streams() == 1 else self._ahead(last, 1)
         next_obs = tree_map(lambda x: x.index_select(0, following), flat.obs)
         if self._final:
-            for row in (flat.cut[last] * flat.discount[last]).nonzero().squeeze(-1).tolist():
-                _put(next_obs, row, self._final.get(int(last[row])))
+            rows = (flat.cut[last] * flat.discount[last]).nonzero().squeeze(-1)
+            keys = last[rows.to(last.device)].tolist()
+            held = [(row, self._final[k]) for row, k in zip(rows.tolist(), keys, strict=True) if k in self._final]
+            if held:
+                _put(next_obs, torch.tensor([row for row, _ in held]), trees.stack([value for _, value in held], 0))
         obs = tree_map(lambda x: x.index_select(0, key), flat.obs)
         action = flat.action.index_select(0, key)
         return Transitions(obs, action, reward, discount, next_obs, key, None, between, weights)
@@ -373,10 +376,10 @@ def _row(tree: Tree, index: int) -> Tree:
     return tree_map(lambda x: x[index].clone(), tree)
 
 
-def _put(tree: Tree, row: int, value: Tree) -> None:
-    """Write one row of a tree of `[N, ...]`; nothing if `value` is None."""
+def _put(tree: Tree, rows: Tensor, values: Tree) -> None:
+    """Write `values` `[K, ...]` at the rows `rows` `[K]` of a tree of `[N, ...]`."""
     if isinstance(tree, dict):
         for key in tree:
-            _put(tree[key], row, None if value is None else value[key])
-    elif value is not None:
-        tree[row] = value
+            _put(tree[key], rows, values[key])
+    else:
+        tree[rows.to(tree.device)] = values.to(tree)

@@ -84,8 +84,12 @@ class History:
                 assert batch.next_obs[k, 0] == batch.obs[k, 0], "no transition crosses a cut"
 
 
+def writes_nothing(put: Any) -> Any:
+    return lambda tree, rows, values: None
+
+
 @sabotaged_by("foresight.ops.returns.n_step_transition", change("cut", torch.zeros_like))
-@sabotaged_by("foresight.data.replay._put", drop("value"))
+@sabotaged_by("foresight.data.replay._put", writes_nothing, change("rows", lambda rows: rows.flip(0)))
 @sabotaged_by("foresight.data.replay.Replay._ahead", change("steps", lambda s: s + 1))
 @given(
     seed=st.integers(0, 10_000),

@@ -6,7 +6,9 @@ policy too.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,35 +41,54 @@ def hold(state: Any, weight: Tensor, bias: Tensor) -> None:
     state.actor_optimizer.param_groups[0]["lr"] = 0.0
 
 
-def settled(module: Any, state: Any, env: Any, rounds: int, table: Callable[[], Tensor]) -> Tensor:
-    """The mean of a table over the last half of so many rounds of acting and learning."""
-    seen, obs = [], env.reset(0)
-    for i in range(rounds):
+@functools.cache
+def halfway(module: Any, begin: Callable[..., tuple[Any, Any]], case: tuple[Any, ...], rounds: int) -> tuple[Any, ...]:
+    """State, environment and observation of what `begin(*case)` made, after half of so many rounds."""
+    state, env = begin(*case)
+    obs = env.reset(0)
+    for _ in range(rounds // 2):
         unroll, obs, _ = module.rollout(state, env, obs)
         module.learn(state, unroll)
-        if 2 * i >= rounds:
-            with torch.no_grad():
-                seen.append(table().double())
+    return state, env, obs
+
+
+def settled(
+    module: Any, begin: Callable[..., tuple[Any, Any]], case: tuple[Any, ...], rounds: int, table: Callable[..., Tensor]
+) -> Tensor:
+    """The mean of a table over the last half of so many rounds of acting and learning.
+
+    A twin begins where the sound test was halfway, and must leave the solution.
+    """
+    state, env, obs = copy.deepcopy(halfway(module, begin, case, rounds))
+    seen = []
+    for _ in range(rounds // 2):
+        unroll, obs, _ = module.rollout(state, env, obs)
+        module.learn(state, unroll)
+        with torch.no_grad():
+            seen.append(table(state).double())
     return torch.stack(seen).mean(0)
 
 
-def table_of(state: Any, mdp: Any) -> Callable[[], Tensor]:
-    def table() -> Tensor:
-        features = state.critics.trunk(mdps.observations(mdp))[0]
-        return torch.stack(list(state.critics(features))).mean(0)
+def table_of(mdp: Any, state: Any) -> Tensor:
+    features = state.critics.trunk(mdps.observations(mdp))[0]
+    return torch.stack(list(state.critics(features))).mean(0)
 
-    return table
+
+def unrewarded_mdp() -> Any:
+    mdp = mdps.random_mdp(0, states=1, actions=4, ends=0.0)
+    return dataclasses.replace(mdp, reward=torch.zeros(1, 4, dtype=torch.float64))
+
+
+def unrewarded(n: int) -> tuple[Any, Any]:
+    env = mdps.Tabled(unrewarded_mdp(), COMMON["num_envs"])
+    return sac_discrete.build(sac_discrete.Config(**COMMON, n_steps=n), env.spaces), env
 
 
 @sabotaged_by("foresight.ops.value.soft_reward", change("weight", torch.zeros_like))
 def test_entropy_alone_is_worth_the_same_at_every_n() -> None:
     """r = 0, 4 actions, uniform: Q = γ α log 4 / (1 - γ) = 2.495."""
-    mdp = mdps.random_mdp(0, states=1, actions=4, ends=0.0)
-    mdp = dataclasses.replace(mdp, reward=torch.zeros(1, 4, dtype=torch.float64))
     for n in (3, 1):
-        env = mdps.Tabled(mdp, COMMON["num_envs"])
-        state = sac_discrete.build(sac_discrete.Config(**COMMON, n_steps=n), env.spaces)
-        found = settled(sac_discrete, state, env, 140, table_of(state, mdp))
+        found = settled(sac_discrete, unrewarded, (n,), 140, functools.partial(table_of, unrewarded_mdp()))
         assert found.mean().item() == pytest.approx(2.495, abs=0.03), n
 
 
@@ -81,16 +102,32 @@ def test_discrete_sac_settles_at_the_soft_values_of_its_policy_with_one_reward()
     _held(1, 1)
 
 
-def _held(n: int, forbidden: int) -> None:
+def a_policy(mdp: Any) -> Tensor:
+    found: Tensor = 0.5 * mdps.random_policy(mdp, 1) + 0.5 * mdp.uniform()
+    return found
+
+
+def held(n: int, forbidden: int) -> tuple[Any, Any]:
     mdp = mdps.random_mdp(1, forbidden=forbidden)
-    policy = 0.5 * mdps.random_policy(mdp, 1) + 0.5 * mdp.uniform()
     env = mdps.Tabled(mdp, COMMON["num_envs"], time_limit=7)
     state = sac_discrete.build(sac_discrete.Config(**COMMON, n_steps=n), env.spaces)
-    hold(state, policy.clamp(min=1e-9).log().t(), torch.zeros(mdp.actions))
-    found = settled(sac_discrete, state, env, 100, table_of(state, mdp))
+    hold(state, a_policy(mdp).clamp(min=1e-9).log().t(), torch.zeros(mdp.actions))
+    return state, env
+
+
+def _held(n: int, forbidden: int) -> None:
+    mdp = mdps.random_mdp(1, forbidden=forbidden)
+    found = settled(sac_discrete, held, (n, forbidden), 100, functools.partial(table_of, mdp))
+    policy = a_policy(mdp)
     exact = mdps.action_values(mdp, mdps.soft_policy_values(mdp, policy, GAMMA, ALPHA), GAMMA)
     real = mdps.allowed(mdp)
     torch.testing.assert_close(found[real], exact[real], atol=0.06, rtol=0)
+
+
+def free(forbidden: int) -> tuple[Any, Any]:
+    fields = {"entropy_temperature": 0.5, "train_every": 256, "learning_rate": 0.02}
+    env = mdps.Tabled(mdps.random_mdp(1, forbidden=forbidden), COMMON["num_envs"], time_limit=7)
+    return sac_discrete.build(sac_discrete.Config(**{**COMMON, **fields}), env.spaces), env
 
 
 @sabotaged_by("foresight.nets.outputs.Categorical.entropy", lambda f: lambda self: 0.5 * f(self))
@@ -98,16 +135,13 @@ def _held(n: int, forbidden: int) -> None:
 def test_discrete_sac_finds_the_soft_optimal_values(forbidden: int) -> None:
     """At an α so high that every action is taken often."""
     mdp, alpha = mdps.random_mdp(1, forbidden=forbidden), 0.5
-    fields = {"entropy_temperature": alpha, "train_every": 256, "learning_rate": 0.02}
-    env = mdps.Tabled(mdp, COMMON["num_envs"], time_limit=7)
-    state = sac_discrete.build(sac_discrete.Config(**{**COMMON, **fields}), env.spaces)
     shown = mdps.observations(mdp)
 
-    def both() -> Tensor:
+    def both(state: Any) -> Tensor:
         policy = state.actor(state.critics.trunk(shown)[0], shown).mean()
-        return torch.stack([table_of(state, mdp)(), policy])
+        return torch.stack([table_of(mdp, state), policy])
 
-    found, policy = settled(sac_discrete, state, env, 100, both)
+    found, policy = settled(sac_discrete, free, (forbidden,), 100, both)
     exact = mdps.action_values(mdp, mdps.soft_optimal_values(mdp, GAMMA, alpha), GAMMA)
     real = mdps.allowed(mdp)
     torch.testing.assert_close(found[real], exact[real], atol=0.06, rtol=0)
@@ -185,21 +219,25 @@ class Linear:
         return Feedback(obs, reward, ones, cut, ones, final, {})
 
 
-@sabotaged_by("foresight.nets.outputs.TanhNormal.sample_logp", lambda f: lambda *a: (f(*a)[0], 0.5 * f(*a)[1]))
-@pytest.mark.parametrize(("n", "compiled"), [(1, True), (3, True), (3, False)])
-def test_sac_settles_at_the_soft_values_of_its_policy(n: int, compiled: bool) -> None:
+def linear(n: int, compiled: bool) -> tuple[Any, Any]:
     env = Linear()
     state = sac.build(sac.Config(**COMMON, n_steps=n), env.spaces)
     state.critics.mlp._compiled = compiled
-    weight = torch.tensor([[0.5, -0.5, 0.0, 1.0], [-1.0, 0.0, -0.5, 0.3]])  # means and spreads, state by state
+    hold(state, torch.tensor([[0.5, -0.5, 0.0, 1.0], [-1.0, 0.0, -0.5, 0.3]]), torch.zeros(2))  # means and spreads
+    return state, env
+
+
+@sabotaged_by("foresight.nets.outputs.TanhNormal.sample_logp", lambda f: lambda *a: (f(*a)[0], 0.5 * f(*a)[1]))
+@pytest.mark.parametrize(("n", "compiled"), [(1, True), (3, True), (3, False)])
+def test_sac_settles_at_the_soft_values_of_its_policy(n: int, compiled: bool) -> None:
+    state, env = linear(n, compiled)
     actions = torch.tensor([[-0.5], [0.5]])
     rows = torch.cat([torch.eye(4).repeat_interleave(2, 0), actions.repeat(4, 1)], 1)
 
-    def table() -> Tensor:
-        return torch.cat(list(state.critics(rows[:, :4], rows[:, 4:])), 1).mean(1)
+    def table(trained: Any) -> Tensor:
+        return torch.cat(list(trained.critics(rows[:, :4], rows[:, 4:])), 1).mean(1)
 
-    hold(state, weight, torch.zeros(2))
-    found = settled(sac, state, env, 100, table)
+    found = settled(sac, linear, (n, compiled), 100, table)
     with torch.no_grad():
         output = state.actor(torch.eye(4))
         worth = env.base + env.slope * output.mean()[:, 0].double() + ALPHA * output.entropy().double()

@@ -72,7 +72,8 @@ def test_a_callback_can_stop_a_run(tmp_path: Path) -> None:
 @sabotaged_by("foresight.runtime.monitoring.profile.Profile.add", lambda f: lambda self, section, seconds: None)
 def test_a_run_reports_where_its_time_went(tmp_path: Path) -> None:
     update = ppo.update
-    finished = run.train("ppo", out=tmp_path / "run", **{**SMALL, "env": "Pendulum-v1"})  # its rollouts are steps
+    fields = {**SMALL, "env": "Pendulum-v1", "epochs": 1, "minibatches": 4}  # its rollouts are steps
+    finished = run.train("ppo", out=tmp_path / "run", **fields)
     assert ppo.update is update
     seconds = finished.summary.get("profile", {})
     assert {"environment", "inference", "learning"} <= set(seconds)

@@ -29,7 +29,7 @@ from tests.algorithms.policy.small_envs import choice
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import weights
 from tests.algorithms.world.world_runs import DREAMER, reward_of
-from tests.sabotage import change, sabotaged_by
+from tests.sabotage import change, sabotaged_by, swap
 from tests.training.small_model import GAMMA, SPACES, Line, Picture, Slope
 
 
@@ -38,15 +38,29 @@ def line(count: int, limit: int = 5, places: tuple[float, ...] = (0.0, 1.0), mod
     return ImaginedEnv("line", model or Line(), SPACES, starts, count, limit, GAMMA)
 
 
+def sums_all_episodes(step: Any) -> Any:
+    def mutant(self: ImaginedEnv, action: Tensor) -> Any:
+        total = self._returns
+        feedback = step(self, action)
+        self._returns = total + feedback.reward
+        return feedback
+
+    return mutant
+
+
+@sabotaged_by("foresight.training.imagined_env._chosen", swap("one", "other"))
+@sabotaged_by("foresight.training.imagined_env.ImaginedEnv.step", sums_all_episodes)
 @sabotaged_by("tests.training.small_model.Line.advance", change("action", lambda x: 1 - x))
 def test_steps_are_those_of_the_model() -> None:
     env = line(1, places=(0.0,))
     assert env.reset(0).tolist() == [[0.0]]
-    rows = []
+    rows, infos = [], []
     for action in (1, 0, 1, 1, 0, 0, 0, 0, 0, 1):
         f = env.step(torch.tensor([action]))
         rows.append([x.item() for x in (f.final_obs, f.obs, f.reward, f.discount, f.cut, f.mask)])
-        assert f.info == {} or f.info == {"episode_return": [7.0], "episode_length": [4]} or len(rows) == 9
+        infos.append(f.info)
+    first, second = ({"episode_return": [r], "episode_length": [n]} for r, n in ((7.0, 4), (0.0, 5)))
+    assert infos == [{}, {}, {}, first, {}, {}, {}, {}, second, {}]
     assert rows == [
         [1, 1, 1, 1, 0, 1],
         [1, 1, 1, 1, 0, 1],

@@ -140,8 +140,10 @@ def test_continuous_actions_are_learned(name):
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_several_choices_at_once_are_taken(name):
     env = _contexts(gs.MultiDiscrete([2, 3]), lambda c, a: (a == torch.stack([c, c + 1], -1)).all(-1))
-    action, _, _ = _module(name).act(_last(name, _config(name), env), env.reset(0), explore=True)
-    assert action.shape == (8, 2)
+    state, obs = _last(name, _config(name), env), env.reset(0)
+    actions = torch.stack([_module(name).act(state, obs, explore=True)[0] for _ in range(20)])
+    assert actions.shape == (20, 8, 2) and (actions >= 0).all() and (actions < torch.tensor([2, 3])).all()
+    assert all(len(choices.unique()) > 1 for choices in actions.unbind(-1))
 
 
 @every
@@ -165,8 +167,10 @@ def test_pixels_are_seen(name):
     images[0, :, :, :18], images[1, :, :, 18:] = 255, 255
     spaces = Spaces(gs.Box(0, 255, (1, 36, 36), np.uint8), gs.Discrete(2))
     env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
-    state = _last(name, _config(name, steps=SMALL[name].get("unroll_steps", 1) * 8, images="nature"), env)
+    state = _last(name, _config(name, steps=8, images="nature"), env)
     assert _module(name).act(state, env.reset(0))[0].shape == (8,)
+    left, right = state.network.policy(images).logits.detach()
+    assert (left - right).abs().max() > 1e-4
 
 
 MISTAKES = [

@@ -12,6 +12,7 @@ import torch
 from foresight.algorithms.world import planet
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
+from tests.algorithms.policy.small_envs import Bandit
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import continued, forgets, halfway_and_end, restored, weights
 from tests.algorithms.world.integrator import Integrator
@@ -83,14 +84,22 @@ def test_noise_is_added_to_collected_actions_only() -> None:
     assert noisy.abs().max() <= 1
 
 
+@sabotaged_by("foresight.nets.models.world_model.Images.forward", lambda f: lambda self, obs: 0 * f(self, obs))
 def test_images_are_trained_on() -> None:
-    env = near(4)
-    images = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
-    env.spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), env.spaces.action)
-    env._see = lambda c: images.expand(len(c), -1, -1, -1)
+    """The model tells images that are bright on the left from others: each is decoded to what is more like itself."""
+    images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    images[0, :, :, :4], images[1, :, :, 4:] = 255, 255
+    spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), near().spaces.action)
+    env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a[:, 0], num_envs=4)
     config = dataclasses.replace(SMALL, steps=60, sequence_length=4, reconstruction_coef=1.0)
     state = last(planet, config, env)
     assert state.gradient_steps > 0 and planet.act(state, env.reset(0))[0].shape == (4, 2)
+    model, none = state.model, torch.zeros(2, 1)
+    with torch.no_grad():
+        seen = model.observe(model.initial(2), images.unsqueeze(1), torch.zeros(2, 1, 2), none, state.generator)
+        decoded = model.decode({name: x[:, 0] for name, x in seen.items()})
+    far = (decoded.unsqueeze(1).float() - images).square().mean((2, 3, 4))
+    assert far[0, 0] < 0.5 * far[0, 1] and far[1, 1] < 0.5 * far[1, 0]
 
 
 def test_mistakes_are_named() -> None:

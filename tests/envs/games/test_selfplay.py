@@ -8,6 +8,7 @@ import torch
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory, tree_map
 from foresight.envs.games import make as games
+from foresight.envs.games import selfplay
 from foresight.envs.games.selfplay import SelfPlay, observe, symmetric
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
@@ -125,13 +126,15 @@ def test_a_sequence_under_a_symmetry_is_one_of_the_same_game(name: str) -> None:
         assert torch.equal(getattr(moved, field), getattr(batch, field))
 
 
-def test_openspiel_keeps_the_positions_that_games_may_fork_off() -> None:
+@sabotaged_by("foresight.envs.games.openspiel.Spiel.free_except", lambda f: lambda self, keep: None)
+def test_openspiel_keeps_only_the_positions_that_games_may_fork_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfplay, "VISITED", 5)
     game = games.make("tic_tac_toe", rules="openspiel")
     env = SelfPlay(game, 4, forked=0.5)
     obs = env.reset(0)
     for _ in range(40):
         obs = env.step(torch.multinomial(obs["action_mask"].float(), 1).squeeze(-1)).obs
-    assert len(game._states) <= 4 * 65
+    assert len(game._states) <= 4 * (5 + 1)
 
 
 def test_what_is_refused() -> None:

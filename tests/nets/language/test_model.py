@@ -130,10 +130,15 @@ def test_an_exported_folder_is_loaded_by_plain_transformers(tmp_path):
 
 
 def test_an_export_replaces_an_older_one(tmp_path):
-    model = tiny_language.model()
-    for _ in range(2):
-        pretrained.save_folder(model.module, model.tokenizer, tmp_path / "export")
-    assert (tmp_path / "export" / "config.json").is_file()
+    older, newer = tiny_language.model(0), tiny_language.model(1)
+    folder = pretrained.save_folder(older.module, older.tokenizer, tmp_path / "export")
+    stale = folder / "model-00002-of-00002.safetensors"
+    stale.touch()
+    pretrained.save_folder(newer.module, newer.tokenizer, folder)
+    assert not stale.exists()
+    again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for mine, theirs in zip(newer.module.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_a_missing_model_is_refused_with_the_option_to_give(tmp_path):

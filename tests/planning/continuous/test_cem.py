@@ -92,12 +92,17 @@ def test_looking_ahead_with_the_true_system_is_its_cost() -> None:
     torch.testing.assert_close(found, _score(sequences))
 
 
+def never_ends(step):
+    return lambda state, action: (*step(state, action)[:2], torch.ones(len(action)))
+
+
 def _counting(state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rewards 1, 2, 3, ...; a positive action ends the episode."""
     return state + 1, state, (action[:, 0] <= 0).float()
 
 
-@sabotaged_by("tests.planning.continuous.test_cem._counting", lambda f: lambda s, a: (*f(s, a)[:2], torch.ones(len(s))))
+@sabotaged_by("foresight.planning.continuous.cem.lookahead", change("step", never_ends))
+@sabotaged_by("tests.planning.continuous.test_cem._counting", never_ends)
 def test_looking_ahead_stops_at_a_termination() -> None:
     """γ 0.1, one row per case: 1 + 0.2 + 0.03 + 0.001 · 9 without an end; ends after the first and the last step."""
     sequences = torch.tensor([[-1.0, -1, -1], [1, -1, -1], [-1, -1, 1]]).view(1, 3, 3, 1)

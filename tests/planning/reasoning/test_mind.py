@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from foresight.envs.text.make import make
 from foresight.errors import LostError, UserError
 from foresight.nets.language import decoder
+from foresight.planning.generation.decoding import generate
 from foresight.planning.generation.scripted import Scripted
 from foresight.planning.generation.server import Server
 from foresight.planning.reasoning import methods
@@ -25,11 +27,12 @@ class Counting:
     """A completer that counts for itself."""
 
     def __init__(self, inner):
-        self.inner, self.prompt, self.sampled, self.rows = inner, 0, 0, []
+        self.inner, self.prompt, self.sampled, self.rows, self.asked = inner, 0, 0, [], []
 
     def __call__(self, prompts, *args, **options):
         batch = self.inner(prompts, *args, **options)
         self.prompt += sum(map(len, prompts))
+        self.asked += [(tuple(prompt), len(self.rows)) for prompt in prompts]  # and how many rows were known then
         self.sampled += int(batch.length.sum())
         for p, g in itertools.product(*map(range, batch.length.shape)):
             self.rows.append((*prompts[p], *batch.completion[p, g, : batch.length[p, g]].tolist()))
@@ -92,14 +95,32 @@ def test_a_method_thinks_the_same_with_the_same_seed(name):
     assert texts[0] == texts[1]
 
 
+def encodes_again(original):
+    return lambda self, *rest: [
+        [dataclasses.replace(thought, tokens=self.continuation(thought.text)) for thought in row]
+        for row in original(self, *rest)
+    ]
+
+
+@sabotaged_by("foresight.planning.reasoning.mind.Mind.sample", encodes_again)
 def test_a_local_model_is_never_tokenized_again():
-    """The ids of a path are those that were sampled, and its text is theirs."""
-    policy = tiny_language.model()
+    """What is continued is a question or the beginning of a row that was sampled; only questions are encoded."""
+    policy, encoded = tiny_language.model(), []
+    policy.completer = counting = Counting(functools.partial(generate, policy))
+    encode = policy.tokenizer.encode
+    policy.tokenizer.encode = lambda text, **options: encoded.append(text) or encode(text, **options)
     mind = Mind(policy, 12, verifier=lambda e, t: [len(x) / 100 for x in t])
     task = make("addition", held_out=4)
-    for name in ("beam", "value_guided", "puct"):
-        for result in methods.run(name, mind, task, task.test, 96, **methods.sized(name, 96, 12)):
-            assert result.charge.sampled_tokens <= 96 and result.answer.candidates
+    questions = [tuple(encode(example.prompt)) for example in task.test]
+    for name, steps in (("beam", {"step_tokens": 4}), ("value_guided", {"block": 4}), ("puct", {"step_tokens": 4})):
+        counting.asked.clear()
+        for result in methods.run(name, mind, task, task.test, 200, **{**methods.sized(name, 200, 12), **steps}):
+            assert result.charge.sampled_tokens <= 200 and result.answer.candidates
+        continued = [(prompt, known) for prompt, known in counting.asked if prompt not in questions]
+        assert len(continued) >= 4, name
+        for prompt, known in continued:
+            assert any(row[: len(prompt)] == prompt for row in counting.rows[:known])
+    assert encoded == 3 * [example.prompt for example in task.test]
 
 
 def test_a_server_thinks_and_one_that_stops_is_reported():
@@ -168,7 +189,7 @@ def test_a_verifier_that_raises_is_named_with_its_text():
 def test_the_context_bounds_a_thought():
     mind = Mind(Scripted(player, context=14), 24, verifier=TASK.verifier)
     results = methods.run("best_of_n", mind, TASK, TASK.test[:2], n=2)
-    assert all(len(r.answer.text) <= 14 for r in results)
+    assert [len(e.prompt) + len(r.answer.text) for e, r in zip(TASK.test[:2], results, strict=True)] == [14, 14]
 
 
 @pytest.mark.parametrize("name", ["beam", "dvts", "tree_of_thoughts", "puct"])

@@ -209,6 +209,7 @@ def minimax(board: tuple[int, ...], memory: dict[tuple[int, ...], int]) -> int:
     return memory[board]
 
 
+@sabotaged_by("foresight.planning.search.kernels.expand", lambda f: lambda *rest: f(*_negated(rest)))
 @sabotaged_by("tests.planning.search.test_mcts.TicTacToe.step", lambda f: lambda *x: _edit(f(*x), 2, torch.abs))
 @sabotaged_by("tests.planning.search.test_mcts.TicTacToe.step", lambda f: lambda *x: _edit(f(*x), 1, lambda r: -r))
 def test_search_knows_the_value_of_tic_tac_toe() -> None:

@@ -44,6 +44,7 @@ def predicted(model: Line, context: int = 2, images: bool = False) -> open_loop.
     return open_loop.predict(state, gs.Discrete(2), truth(images), context, torch.Generator())
 
 
+@sabotaged_by("foresight.runtime.evaluation.open_loop.predict", change("context", lambda n: n - 1))
 @sabotaged_by("tests.training.small_model.Line.advance", change("action", lambda x: 1 - x))
 def test_a_perfect_model_has_no_error() -> None:
     found = predicted(Line())
@@ -107,6 +108,7 @@ class Blocks(Blind):
         return {"place": state["place"] + self.by * action[:, 1::2].sum(1, keepdim=True)}, None, None
 
 
+@sabotaged_by("foresight.runtime.evaluation.open_loop.predict", change("context", lambda n: n - 1))
 @sabotaged_by("tests.training.small_model.Line.advance", change("action", lambda x: 1 - x))
 def test_a_model_without_a_decoder_has_the_error_of_its_latent_relative_to_that_of_no_change() -> None:
     """Off by `step - 1` for every move, where no change is off by 1."""
