@@ -13,7 +13,7 @@ from tests.algorithms.small_runs import last
 from tests.sabotage import change, sabotaged_by
 
 CONFIG = dt.Config(
-    steps=500, data=("d",), context=2, batch_size=32, dim=16, layers=1, dropout=0, learning_rate=5e-3, lr_warmup=10,
+    steps=250, data=("d",), context=2, batch_size=32, dim=16, layers=1, dropout=0, learning_rate=5e-3, lr_warmup=10,
     weight_decay=0, max_grad_norm=10,
 )  # fmt: skip
 
