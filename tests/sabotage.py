@@ -138,12 +138,13 @@ def _holders(original: Any) -> list[tuple[Any, str]]:
 
     A module is read once, when it is first seen: walking them all took longer than many a test.
     """
-    for path, module in list(sys.modules.items()):
-        if _SEEN.get(path) is not module:
-            _SEEN[path] = module
-            if path.split(".")[0] in ("foresight", "tests"):
+    if sys.modules != _SEEN:
+        for path, module in list(sys.modules.items()):
+            if path.split(".")[0] in ("foresight", "tests") and module is not None and _SEEN.get(path) is not module:
                 for attribute, held in list(vars(module).items()):
                     _NAMES.setdefault(id(held), []).append((module, attribute))
+        _SEEN.clear()
+        _SEEN.update(sys.modules)
     return [(module, name) for module, name in _NAMES.get(id(original), ()) if vars(module).get(name) is original]
 
 

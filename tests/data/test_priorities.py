@@ -105,6 +105,19 @@ def test_no_transition_crosses_a_cut(seed: int, streams: int, capacity: int, n: 
     history.check(replay.transitions(64, GAMMA, n, torch.Generator().manual_seed(seed)), n, capacity)
 
 
+@sabotaged_by("foresight.data.replay._put", writes_nothing, change("rows", lambda rows: rows - 1))
+def test_successors_at_time_limits_may_be_dicts_of_any_dtype() -> None:
+    replay = Replay(6)
+    for t in range(5):
+        cut, number = torch.tensor([float(t == 1), float(t == 3)]), torch.tensor([[t], [10 + t]])
+        obs, final = ({"x": n.float(), "seen": n.to(torch.uint8)} for n in (number, 100 + number))
+        replay.add({"obs": obs, "action": cut, "reward": cut, "discount": torch.ones(2), "cut": cut}, final)
+    batch = replay.gather(torch.tensor([0, 1, 3, 6 + 1, 6 + 3]), GAMMA)
+    assert batch.next_obs["x"].flatten().tolist() == [1, 101, 4, 12, 113]
+    assert batch.next_obs["seen"].dtype == torch.uint8
+    assert batch.next_obs["seen"].flatten().tolist() == [1, 101, 4, 12, 113]
+
+
 @sabotaged_by("foresight.ops.returns.n_step_weights", change("cut", torch.zeros_like))
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 4))
 def test_a_transition_holds_what_it_passed(seed: int, n: int) -> None:

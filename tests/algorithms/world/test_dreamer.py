@@ -97,7 +97,7 @@ def pictures() -> Bandit:
 
 def test_pixels_are_learned() -> None:
     env = pictures()
-    state = last(dreamer, dataclasses.replace(DREAMER, steps=640, train_ratio=24.0), env)
+    state = last(dreamer, dataclasses.replace(DREAMER, steps=640, train_ratio=16.0), env)
     assert reward_of(dreamer, state, env).mean() == 1
 
 
