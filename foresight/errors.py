@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -28,6 +29,11 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(f"Unknown {kind} '{name}'.{hint} Valid: {', '.join(names) or 'none'}.")
+
+
+def resume_command(path: object) -> str:
+    """The command that continues the run in `path`, for messages: a path with spaces is quoted."""
+    return f"foresight resume {shlex.quote(str(path))}"
 
 
 def at_least(least: float, config: object, *names: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import shlex
 import shutil
 import tempfile
 import warnings
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 
 from foresight import errors
 from foresight.data.trajectory import Tree
-from foresight.errors import UserError
+from foresight.errors import UserError, resume_command
 from foresight.nets.stacked_mlp import StackedMLP
 from foresight.runtime import card, kinds, run
 from foresight.runtime.agent import Agent
@@ -140,8 +139,7 @@ def _ended(path: Path, kind: str) -> run.Run:
         raise UserError(f"'{kind}' is for language models, but {path} is a run on '{found.settings.env}'.")
     if not found.summary:
         raise UserError(
-            f"{path} has not ended, so there are no results for its card. Finish it with: foresight resume "
-            + shlex.quote(str(path))
+            f"{path} has not ended, so there are no results for its card. Finish it with: " + resume_command(path)
         )
     return found
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shlex
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foresight.errors import UserError
+from foresight.errors import UserError, resume_command
 from foresight.runtime import catalog
 
 if TYPE_CHECKING:
@@ -119,8 +118,7 @@ def inside(agent: Agent, num_envs: int, horizon: int | None, first: bool, seed: 
     if not state.replay.ready(imagined_env.CONTEXT):
         raise UserError(
             f"The replay of {agent.path} holds {len(state.replay)} rows, too few to start from: "
-            f"{imagined_env.CONTEXT} rows of an environment are needed. Train it longer: foresight resume "
-            + shlex.quote(str(agent.path))
+            f"{imagined_env.CONTEXT} rows of an environment are needed. Train it longer: " + resume_command(agent.path)
         )
     draw = imagined_env.beginnings if first else imagined_env.anywhere
     starts = draw(model, agent.spaces.action, state.replay, generator)

@@ -7,13 +7,12 @@ import dataclasses
 import json
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foresight.errors import BusyError, LostError, NotFinite, UserError
+from foresight.errors import BusyError, LostError, NotFinite, UserError, resume_command
 from foresight.runtime import catalog, imagined, kinds, lock
 from foresight.runtime.catalog import State
 from foresight.runtime.config import config_fields, resolve, settings
@@ -181,8 +180,7 @@ def resume(
 
     if torchrun.started():
         raise UserError(
-            "A run cannot be resumed under torchrun. Resume it in one process with: foresight resume "
-            + shlex.quote(str(path))
+            f"A run cannot be resumed under torchrun. Resume it in one process with: {resume_command(path)}"
         )
     path = Path(path)
     start = None
@@ -287,8 +285,7 @@ def _directory(out: str | Path | None, resolved: settings.Settings) -> tuple[Pat
         path = Path(out).expanduser()
         if path.is_dir() and any((path / part).exists() for part in HOLDS_A_RUN):
             raise UserError(
-                f"{path} already holds a run. Choose another --out, or continue it with: foresight resume "
-                + shlex.quote(str(path))
+                f"{path} already holds a run. Choose another --out, or continue it with: {resume_command(path)}"
             )
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:

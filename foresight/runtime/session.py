@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import shutil
 import signal
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foresight import distributed
-from foresight.errors import LostError, NotFinite, UserError
+from foresight.errors import LostError, NotFinite, UserError, resume_command
 from foresight.runtime import catalog, environments, kinds, lock, machine, summary
 from foresight.runtime.catalog import State, Steps
 from foresight.runtime.checkpoints import checkpoint, run_state
@@ -43,7 +42,7 @@ class Interrupted(KeyboardInterrupt):
     """Training was stopped by the user (Ctrl-C, SIGTERM) and can be resumed; the message contains the command."""
 
     def __init__(self, path: Path, step: int | None, unit: str, number: int = signal.SIGINT) -> None:
-        super().__init__(f"Stopped. {_saved_text(step, unit)} Continue with: foresight resume {shlex.quote(str(path))}")
+        super().__init__(f"Stopped. {_saved_text(step, unit)} Continue with: {resume_command(path)}")
         self.path, self.exit_code = path, 128 + number
 
 
@@ -119,7 +118,7 @@ class Session:
                     reached = max(first, self.total)  # `--steps` may be fewer than were made
                     raise UserError(
                         f"{self.path} has reached its {reached:,} {self.entry.unit}. "
-                        f"Continue with: foresight resume {shlex.quote(str(self.path))} --steps {2 * reached}"
+                        f"Continue with: {resume_command(self.path)} --steps {2 * reached}"
                     )
                 # What can refuse comes first: a resume that is refused leaves the run as it was.
                 evaluation_env = environments.evaluation(self.settings, env)
@@ -149,15 +148,13 @@ class Session:
                     raise  # without it there is no run to continue
                 raise Interrupted(self.path, self.saved, self.entry.unit) from None
             except NotFinite as error:
-                command = f"foresight resume {shlex.quote(str(self.path))}"
-                fix = f"lower learning_rate in {self.path / 'config.yaml'}, then: {command}"
+                fix = f"lower learning_rate in {self.path / 'config.yaml'}, then: {resume_command(self.path)}"
                 raise NotFinite(f"{error} In {self.path} {finite.kept(self)}: {fix}") from error
             except LostError as error:
                 if self.log is None:  # nothing was written yet
                     raise
                 saved = _saved_text(self.saved, self.entry.unit)
-                command = f"foresight resume {shlex.quote(str(self.path))}"
-                raise type(error)(f"{error} {saved} When this is fixed: {command}") from error
+                raise type(error)(f"{error} {saved} When this is fixed: {resume_command(self.path)}") from error
             finally:
                 self.progress.close()
                 if self.fleet is not None:

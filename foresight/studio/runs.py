@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shlex
 import threading
 import time
 from array import array
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from foresight.errors import UserError, unknown
+from foresight.errors import UserError, resume_command, unknown
 from foresight.runtime import catalog
 from foresight.runtime.monitoring import log
 from foresight.runtime.monitoring.health import Health
@@ -187,7 +186,7 @@ class Library:
             "samples": (path / SAMPLES).is_file(),
             "saved": [file.name for file in sorted(checkpoints.glob("step-*")) if file.is_dir()],
             "best": read_json(checkpoints / "best.json").get("step"),
-            "resume": f"foresight resume {shlex.quote(str(_short(path)))}",
+            "resume": resume_command(_short(path)),
         }
 
     @contextlib.contextmanager

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from foresight import errors
 from foresight.data.text import length_mask, pad
+from foresight.envs.text import graders
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.make import played
 from foresight.errors import UserError, unknown
@@ -298,7 +299,7 @@ def measure(state: State, env: TextTask) -> tuple[str, float, dict[str, float]]:
         graded = multi_turn.converse(state.policy, env, env.test, 1, tokens_of_turn, 0.0).parts["outcome"]
     else:
         graded = [] if env.grader is None else env.grade(env.test, act(state, env.test)[0])
-    if scores := [reward for reward in graded if not math.isnan(reward)]:  # NaN: it cannot be scored
+    if scores := graders.scored(graded):
         more[env.metric] = sum(scores) / len(scores)
     return f"nats per {unit}", nats, more
 

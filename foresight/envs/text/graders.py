@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections.abc import Sequence
@@ -37,6 +38,11 @@ def grade_ending(examples: Sequence[Example], completions: Sequence[str]) -> lis
     and Markdown after it do not count.
     """
     return [float(_gives(str(e.answer).strip(), c)) for e, c in zip(examples, completions, strict=True)]
+
+
+def scored(grades: Sequence[float]) -> list[float]:
+    """The grades that are not NaN, which stands for an answer that could not be scored."""
+    return [float(grade) for grade in grades if not math.isnan(grade)]
 
 
 def ending(text: str) -> str:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from foresight.envs.text import graders
 from foresight.envs.text.chains import commuted as commuted
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
@@ -140,8 +141,8 @@ def replaced(mind: Mind, task: TextTask, traces: Sequence[Trace], write: Callabl
 
 def mean_grade(grades: Sequence[float]) -> float:
     """The mean of the grades that are not NaN; NaN if there is none."""
-    scored = [grade for grade in grades if not math.isnan(grade)]
-    return statistics.fmean(scored) if scored else math.nan
+    known = graders.scored(grades)
+    return statistics.fmean(known) if known else math.nan
 
 
 def wrong_number(step: str, draw: random.Random) -> str:

@@ -19,7 +19,6 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 
 from foresight import distributed
-from foresight.errors import UserError
+from foresight.errors import UserError, resume_command
 from foresight.runtime.checkpoints import chunks, shards
 from foresight.runtime.checkpoints.tree import Decoder, Encoder, MismatchError, saved_fields
 
@@ -138,8 +137,7 @@ def verify(path: str | Path) -> dict[str, Any]:
     for step in sorted(all_steps(path.parent), reverse=True):
         other = all_steps(path.parent)[step]
         if step < number and _damage(other) is None:
-            command = f"foresight resume {shlex.quote(str(other))}"
-            raise UserError(f"{text} The previous good one is {other}. Continue from it with: {command}")
+            raise UserError(f"{text} The previous good one is {other}. Continue from it with: {resume_command(other)}")
     raise UserError(f"{text} There is no good one before it.")
 
 

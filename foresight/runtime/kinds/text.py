@@ -99,6 +99,7 @@ def _profile(module: Algorithm, env: TextTask, times: Profile) -> Profiled[TextT
 def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | None, seed: int) -> Evaluation:
     """Greedy completions of held-out examples. One that cannot be scored (NaN) is left out; it does not count as 0."""
     from foresight import distributed
+    from foresight.envs.text import graders
     from foresight.runtime.evaluation import evaluate
 
     if hasattr(module, "measure"):
@@ -118,7 +119,7 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
         for i, sample in enumerate(samples):
             parts = {name: values[i] for name, values in found.parts.items()}
             sample |= {"parts": parts, "transcript": found.transcripts[i]}
-        measured = {name: [x for x in values if not math.isnan(x)] for name, values in found.parts.items()}
+        measured = {name: graders.scored(values) for name, values in found.parts.items()}
         others = {name: sum(values) / len(values) for name, values in measured.items() if values and name != "outcome"}
         result = _scored(task.metric, outcomes)
         return dataclasses.replace(result, samples=samples, extra_metrics=others)
@@ -130,9 +131,10 @@ def _evaluate(module: Algorithm, state: State, task: TextTask, episodes: int | N
 
 def _scored(metric: str, rewards: Sequence[float]) -> Evaluation:
     """The evaluation of the rewards that are not NaN; an unknown one if all are."""
+    from foresight.envs.text import graders
     from foresight.runtime.evaluation.evaluate import Evaluation
 
-    scored = [reward for reward in rewards if not math.isnan(reward)]
+    scored = graders.scored(rewards)
     return Evaluation.of(metric, scored) if scored else Evaluation(metric, math.nan, math.nan, 0)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from foresight.envs.text import graders
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError, unknown
 from foresight.nets.language import pretrained
@@ -174,7 +175,7 @@ def row(
     Of a method with several candidates also whether any is right, and the share of right ones: papers mix the three.
     Answers that the grader cannot score are left out. Raises UserError if it can score none.
     """
-    grades = _scored(task.grade(examples, [result.answer.text for result in results]))
+    grades = graders.scored(task.grade(examples, [result.answer.text for result in results]))
     if not grades:
         raise UserError(
             f"The grader of '{task.name}' can score none of the {len(results)} answers of {name}: let the reward "
@@ -189,14 +190,10 @@ def row(
     if any(len(texts) > 1 for texts in several):
         flat = [(e, text) for e, texts in zip(examples, several, strict=True) for text in texts]
         graded = iter(task.grade([e for e, _ in flat], [text for _, text in flat]))
-        every = (_scored([next(graded) for _ in texts]) for texts in several)
+        every = (graders.scored([next(graded) for _ in texts]) for texts in several)
         if each := [values for values in every if values]:
             found["any"] = statistics.fmean(max(values) for values in each)
             found["mean"] = statistics.fmean(statistics.fmean(values) for values in each)
     if given:
         found["options"] = given
     return found
-
-
-def _scored(grades: Sequence[float]) -> list[float]:
-    return [float(grade) for grade in grades if not math.isnan(grade)]

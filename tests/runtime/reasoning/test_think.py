@@ -24,7 +24,7 @@ def results(*groups):
     return [Result(Answer(few[0], tuple((x, 1.0) for x in few), ThoughtTree("?")), Charge()) for few in groups]
 
 
-@sabotaged_by("foresight.runtime.reasoning.think._scored", lambda f: lambda grades: [0.0, *f(grades)])
+@sabotaged_by("foresight.envs.text.graders.scored", lambda f: lambda grades: [0.0, *f(grades)])
 def test_answers_that_cannot_be_scored_are_left_out():
     found = think.row("m", 8, TASK, EXAMPLES, results(["good", "odd", "bad"], ["odd", "odd"], ["bad", "odd"]))
     assert found["accuracy"] == 0.5 and found["standard_error"] == pytest.approx(0.5 / 2**0.5)
