@@ -86,13 +86,13 @@ class StackedMLP(nn.Module):
             return None
         layers = self._layers()
         with torch.no_grad():
-            activations = [fused_mlp.forward(x, mlp, self.activation, _kind()) for mlp in layers]
+            activations = fused_mlp.forward(x, layers, self.activation, _kind())
 
         def back(grads: Sequence[Tensor]) -> None:
             result, places = self._gradient()
             with torch.no_grad():
-                for i, grad in enumerate(grads):
-                    fused_mlp.backward(grad, x, activations[i], layers[i], places[i], self.activation, False)
+                kept = [passed[:-1] for passed in activations]
+                fused_mlp.backward(grads, x, kept, layers, places, self.activation, False)
             self.flat.grad = result
 
         return [outputs[-1] for outputs in activations], back
@@ -110,11 +110,11 @@ class StackedMLP(nn.Module):
         if not self._fast(x) or (self._twice and torch.is_grad_enabled()):
             parts = _split(self.flat.detach() if frozen else self.flat, self.sizes)
             return [plain(x, parts[i], self.activation).to(self.flat.dtype) for i in chosen]
-        layers = self._layers()
+        layers = [self._layers()[i] for i in chosen]
         if not torch.is_grad_enabled():
             if x.shape[0] <= FEW_ROWS:
-                return [fused_mlp.outputs(x, layers[i], self.activation) for i in chosen]
-            return [fused_mlp.forward(x, layers[i], self.activation, _kind())[-1] for i in chosen]
+                return fused_mlp.outputs(x, layers, self.activation)
+            return [passed[-1] for passed in fused_mlp.forward(x, layers, self.activation, _kind(), keep=False)]
         weights = self.flat.detach() if frozen else self.flat
         return _Node.apply(x, weights, self, layers, chosen)  # type: ignore[no-untyped-call]  # torch's
 
@@ -153,7 +153,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, flat: Tensor, module: StackedMLP, layers: Any, chosen: Any) -> tuple[Tensor, ...]:
         ctx.module, ctx.layers, ctx.chosen = module, layers, chosen
-        activations = [fused_mlp.forward(x, layers[i], module.activation, _kind()) for i in chosen]
+        activations = fused_mlp.forward(x, layers, module.activation, _kind())
         outputs = tuple(a.pop() for a in activations)  # an output kept here would keep its own graph alive
         ctx.activations = activations
         ctx.save_for_backward(x, flat)
@@ -168,13 +168,9 @@ class _Node(torch.autograd.Function):
         result, places = module._gradient()
         if weights and len(ctx.chosen) < len(module.sizes):
             result.zero_()
-        into: Tensor | None = None
-        for i, grad, activations in zip(ctx.chosen, grads, ctx.activations, strict=True):
-            place = places[i] if weights else None
-            grad = fused_mlp.backward(grad, x, activations, layers[i], place, module.activation, inputs)
-            if inputs:  # otherwise `grad` is that of a hidden layer's output
-                into = grad if into is None else into + grad
-        return into, result.clone() if weights else None, None, None, None
+        chosen_places = [places[i] for i in ctx.chosen] if weights else None
+        into = fused_mlp.backward(grads, x, ctx.activations, layers, chosen_places, module.activation, inputs)
+        return into if inputs else None, result.clone() if weights else None, None, None, None
 
 
 def _kind() -> torch.dtype:

@@ -97,8 +97,8 @@ def clipped_epochs(
     fused_mlp.one_thread()
     _clipped_epochs(
         policy.flat, policy.sizes, value.flat, value.sizes, relu, flat.detach().numpy(), obs, action, old_logprob,
-        advantage, target, old_value, order.numpy(), np.array(edges), most, *clipping, *adam, fused_mlp.passing(policy),
-        fused_mlp.passing(value), metrics.numpy(),
+        advantage, target, old_value, order.numpy(), np.array(edges), most, *clipping, *adam,
+        fused_mlp.passing([policy, value])[0, 0], metrics.numpy(),
     )  # fmt: skip
     torch.autograd.graph.increment_version(flat)
     return metrics
@@ -273,7 +273,7 @@ def _clipped_epochs(
     action: Actions, old_logprob: Floats, advantage: Floats, target: Floats, old_value: Floats, order: Indices,
     edges: Indices, most: int, clip_ratio: float, clip_value: float, value_coef: float, entropy_coef: float,
     normalize: bool, max_norm: float, average: Floats, squares: Floats, step: int, rate: float,
-    betas: tuple[float, float], eps: float, scratch: Floats, other_scratch: Floats, metrics: Floats,
+    betas: tuple[float, float], eps: float, scratch: Floats, metrics: Floats,
 ) -> None:  # fmt: skip
     padded, actions = -(-most // BLOCK) * BLOCK, policy_sizes[-1]
     x, chosen = np.empty((most, obs.shape[1]), np.float32), np.empty(most, np.int64)
@@ -302,8 +302,8 @@ def _clipped_epochs(
             grad_logps[:n], grad_values[:n, 0], metrics[k], clip_ratio, clip_value, value_coef, entropy_coef, normalize,
         )  # fmt: skip
         head, tail = gradient[: len(policy)], gradient[len(policy) :]
-        backward_rows(grad_logps[:n], x[:n], inner, policy, policy_sizes, relu, head, nothing, scratch)
-        backward_rows(grad_values[:n], x[:n], other, value, value_sizes, relu, tail, nothing, other_scratch)
+        backward_rows(grad_logps[:n], x[:n], inner, policy, policy_sizes, relu, head, nothing, scratch, 0, n)
+        backward_rows(grad_values[:n], x[:n], other, value, value_sizes, relu, tail, nothing, scratch, 0, n)
         _clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step + k + 1)
 
 

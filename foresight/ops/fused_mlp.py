@@ -1,9 +1,11 @@
 """The passes of an MLP, forward and backward, differentiated by hand: the twin of `nets.stacked_mlp.plain`.
 
-On a CPU a layer of 64x64 takes less time than its call, so a pass of a small MLP is one compiled loop: products by
-BLAS, in one thread, and between them biases and activations, which vectorize. Large layers run on oneDNN, through the
-operator of torch's compiled graphs: on some processors it takes half the time of `torch.mm`. They can compute in
-bfloat16, with sums in float32, as under autocast: hidden outputs and their gradients are then kept in it.
+On a CPU a layer of 64x64 takes less time than its call, so a pass of an MLP is one compiled loop: products by BLAS, in
+one thread, and between them biases and activations, which vectorize. Of large layers several threads run the loop, each
+with an MLP or a part of the rows, as threads that share a product wait for one another after each. Layers that do not
+fit in a cache run on oneDNN, through the operator of torch's compiled graphs: on some processors it takes half the
+time of `torch.mm`. So do large layers in bfloat16, with sums in float32, as under autocast: hidden outputs and their
+gradients are then kept in it.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401  # loads the library of `one_thread`
 import torch
-from numba import njit
+from numba import njit, prange
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
@@ -24,8 +27,10 @@ from torch import Tensor
 from foresight.ops.fused_latent import FAST, fast_exp
 
 FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
-LARGE = 2**15  # for layers with at least so many weights oneDNN is faster, despite 10 µs more per call
+LARGE = 2**15  # for layers with at least so many weights a second thread is worth its start
+HUGE = 2**19  # and with so many oneDNN is faster
 BLOCK = 128  # rows that are computed together, so that a row's bits do not depend on the others, and stay in the cache
+BACK = 256  # the same on the way back, where a row has no result of its own
 LARGE_GRADIENT = 2**23  # the same for the product that computes a weight gradient, in multiplications
 ONEDNN = torch.backends.mkldnn.is_available()
 Floats = NDArray[np.float32]
@@ -54,13 +59,19 @@ class Member(NamedTuple):
     layers: Sequence[Layer]
     flat: Floats
     sizes: NDArray[np.int64]
+    units: int  # in its hidden layers
+    outputs: int
+    scratch: int  # floats that `backward_rows` needs, and a gradient
     large: bool  # has a large layer
+    huge: bool  # has one that does not fit in a core's cache
 
     @classmethod
     def of(cls, place: Place, sizes: Sequence[int]) -> Member:
         """The MLP whose weights are at `place`."""
         layers = [Layer(weight, weight.t(), bias) for weight, bias in place.layers]
-        return cls(layers, place.flat, np.array(sizes), any(_large(layer.weight) for layer in layers))
+        most = max(layer.weight.numel() for layer in layers)
+        shape = np.array(sizes), sum(sizes[1:-1]), sizes[-1], 2 * BACK * max(sizes) + 2 * len(place.flat)
+        return cls(layers, place.flat, *shape, most >= LARGE, ONEDNN and most >= HUGE)
 
 
 @functools.cache
@@ -71,110 +82,189 @@ def one_thread() -> None:
             library.set_num_threads(1)
 
 
-def outputs(x: Tensor, mlp: Member, activation: str) -> Tensor:
+def outputs(x: Tensor, mlps: Sequence[Member], activation: str) -> list[Tensor]:
     """The outputs `[N, outputs]` of few rows `[N, inputs]`."""
-    return _compiled(x, mlp, activation, x.shape[0])[1]
+    return [found for _, found in _compiled(x, mlps, activation, x.shape[0], False)]
 
 
-def forward(x: Tensor, mlp: Member, activation: str, kind: torch.dtype = torch.float32) -> list[Tensor]:
-    """What `backward` needs of a pass over rows `[N, inputs]`, and last its outputs `[N, outputs]`, float32.
+def forward(
+    x: Tensor, mlps: Sequence[Member], activation: str, kind: torch.dtype = torch.float32, keep: bool = True
+) -> list[list[Any]]:
+    """What `backward` needs of each MLP's pass over rows `[N, inputs]`, and last its outputs `[N, outputs]`, float32.
 
     `kind`: the dtype of products with large layers, float32 or bfloat16. In float32 a row's bits do not depend on the
-    other rows.
+    other rows. Without `keep` only the outputs outlive the next call.
     """
-    if mlp.large:
-        return _forward_large(x, mlp.layers, activation, kind)
-    return _compiled(x, mlp, activation, BLOCK)
+    if any(mlp.huge or (mlp.large and kind is not torch.float32) for mlp in mlps):
+        return [_forward_large(x, mlp.layers, activation, kind) for mlp in mlps]
+    block = BLOCK
+    if any(mlp.large for mlp in mlps) and len(x) <= BLOCK:  # else padding takes longer, and threads wait
+        block = BLOCK // 4 if len(x) <= BLOCK // 4 else BLOCK // 2
+    return _compiled(x, mlps, activation, block, keep)
 
 
 def backward(
-    grad: Tensor,
+    grads: Sequence[Tensor],
     x: Tensor,
-    activations: Sequence[Tensor],
-    mlp: Member,
-    place: Place | None,
+    activations: Sequence[Sequence[Any]],
+    mlps: Sequence[Member],
+    places: Sequence[Place] | None,
     activation: str,
     inputs: bool,
 ) -> Tensor:
-    """Write the gradient of one MLP's weights to `place`, if given; return that of its inputs if `inputs`.
+    """Write the gradient of each MLP's weights to its place, if given; return that of their inputs if `inputs`.
 
-    Products have the dtype that they had in `forward`.
+    `grads` are those of the outputs. Products have the dtype that they had in `forward`.
     """
-    if mlp.large:
-        return _backward_large(grad, x, activations, mlp.layers, place and place.layers, activation, inputs)
+    if not activations[0] or isinstance(activations[0][0], Tensor):  # of `_forward_large`
+        into_layers = [None] * len(mlps) if places is None else [place.layers for place in places]
+        found = [
+            _backward_large(grad, x, kept, mlp.layers, place, activation, inputs)
+            for grad, kept, mlp, place in zip(grads, activations, mlps, into_layers, strict=True)
+        ]
+        return functools.reduce(torch.add, found) if inputs else NO_ROWS
     one_thread()
-    into = torch.empty_like(x, memory_format=torch.contiguous_format) if inputs else NO_ROWS
-    backward_rows(
-        grad.contiguous().numpy(), x.detach().contiguous().numpy(), activations[0].numpy(), mlp.flat, mlp.sizes,
-        activation == "relu", NOTHING if place is None else place.flat, into.numpy(), passing(mlp),
-    )  # fmt: skip
-    return into
+    threads, count = _threads(mlps), len(mlps)
+    parts = -(-threads // count) if len(x) > BLOCK // 2 else 1
+    into = torch.empty(count, *x.shape) if inputs else torch.empty(count, 0, 0)
+    given, relu, scratch = x.detach().contiguous().numpy(), activation == "relu", passing(mlps, parts)
+    written = tuple(NOTHING if places is None else places[i].flat for i in range(count))
+    upper, hidden = tuple(grad.contiguous().numpy() for grad in grads), tuple(kept[0] for kept in activations)
+    if threads > 1 and count * parts > 1:
+        flats, sizes = tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps)
+        _backward_threads(upper, given, hidden, flats, sizes, relu, written, into.numpy(), scratch)
+    else:
+        for i, mlp in enumerate(mlps):
+            backward_rows(
+                upper[i], given, hidden[i], mlp.flat, mlp.sizes, relu, written[i], into[i].numpy(), scratch[0, 0], 0,
+                len(given),
+            )  # fmt: skip
+    return into[0] if count == 1 else into.sum(0)
 
 
-def _compiled(x: Tensor, mlp: Member, activation: str, block: int) -> list[Tensor]:
+def _threads(mlps: Sequence[Member]) -> int:
+    """How many threads share the passes of `mlps`: torch's, if they are large enough to be worth it."""
+    if not any(mlp.large for mlp in mlps):
+        return 1
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    if threads > 1 and getattr(_kept, "threads", 0) != threads:
+        numba.set_num_threads(threads)
+        _kept.threads = threads
+    return threads
+
+
+def _compiled(x: Tensor, mlps: Sequence[Member], activation: str, block: int, keep: bool) -> list[list[Any]]:
     one_thread()
-    rows, sizes = -(-x.shape[0] // block) * block, mlp.sizes
-    hidden, found = torch.empty(rows * int(sizes[1:-1].sum())), torch.empty(rows, int(sizes[-1]))
-    given = x.detach().contiguous().numpy()
-    forward_rows(given, mlp.flat, sizes, activation == "relu", block, hidden.numpy(), found.numpy())
-    return [hidden, found[: x.shape[0]]]
+    rows, given, relu = -(-x.shape[0] // block) * block, x.detach().contiguous().numpy(), activation == "relu"
+    counts = [rows * mlp.units for mlp in mlps]
+    # torch's memory is aligned, and a large piece of numpy's is zeroed by the system each time
+    memory = [torch.empty(count) for count in counts] if keep else _memory(3, sum(counts)).split(counts)
+    hidden = tuple(x.numpy() for x in memory)
+    tensors = [torch.empty(rows, mlp.outputs) for mlp in mlps]
+    found = tuple(x.numpy() for x in tensors)
+    if len(mlps) * rows > BLOCK // 2 and _threads(mlps) > 1:
+        _forward_threads(
+            given, tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps), relu, block, hidden, found
+        )  # fmt: skip
+    else:
+        for i, mlp in enumerate(mlps):
+            forward_rows(given, mlp.flat, mlp.sizes, relu, block, hidden[i], found[i])
+    return [[kept, outputs[: x.shape[0]]] for kept, outputs in zip(hidden, tensors, strict=True)]
 
 
-@njit(cache=True, fastmath=FAST, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", parallel=True)
+def _forward_threads(
+    x: Floats, flats: Sequence[Floats], sizes: Sequence[Indices], relu: bool, block: int, hidden: Sequence[Floats],
+    found: Sequence[Floats],
+) -> None:  # fmt: skip
+    """The compiled loop of `forward` of several MLPs, each thread with its blocks of rows."""
+    blocks = len(found[0]) // block
+    for task in prange(len(flats) * blocks):
+        i, begin = task // blocks, task % blocks * block
+        forward_block(x, flats[i], sizes[i], relu, begin, begin + block, hidden[i], found[i])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def forward_rows(
     x: Floats, flat: Floats, sizes: Indices, relu: bool, block: int, hidden: Floats, found: Floats
 ) -> None:
     """The compiled loop of `forward`, in blocks of rows; the last block is padded to the length of `found`."""
+    for begin in range(0, len(found), block):
+        forward_block(x, flat, sizes, relu, begin, begin + block, hidden, found)
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+def forward_block(
+    x: Floats, flat: Floats, sizes: Indices, relu: bool, begin: int, end: int, hidden: Floats, found: Floats
+) -> None:
+    """Write the rows `begin` to `end` of all layers; rows beyond those of `x` are zeros."""
     rows, padded, last = len(x), len(found), len(sizes) - 2
-    rest = np.zeros((block if padded > rows else 0, x.shape[1]), np.float32)
-    for begin in range(0, padded, block):
-        end = begin + block
-        below = x[begin:end]
-        if end > rows:
-            for i in range(rows - begin):
-                for j in range(x.shape[1]):
-                    rest[i, j] = below[i, j]
-            below = rest
-        at, to = 0, 0
-        for layer in range(last + 1):
-            a, b = sizes[layer], sizes[layer + 1]
-            weight, bias = flat[at : at + a * b].reshape(b, a), flat[at + a * b : at + a * b + b]
-            above = found if layer == last else hidden[to : to + padded * b].reshape(padded, b)
-            above = above[begin:end]
-            np.dot(below, weight.T, above)
-            if layer == last:
-                for i in range(block):
-                    for j in range(b):
-                        above[i, j] += bias[j]
-            elif relu:
-                for i in range(block):
-                    for j in range(b):
-                        above[i, j] = max(above[i, j] + bias[j], np.float32(0))
-            else:
-                for i in range(block):
-                    for j in range(b):
-                        above[i, j] = _tanh(above[i, j] + bias[j])
-            below = above
-            at += a * b + b
-            to += padded * b
+    below = x[begin:end]
+    if end > rows:
+        rest = np.zeros((end - begin, x.shape[1]), np.float32)
+        for i in range(rows - begin):
+            for j in range(x.shape[1]):
+                rest[i, j] = below[i, j]
+        below = rest
+    at, to = 0, 0
+    for layer in range(last + 1):
+        a, b = sizes[layer], sizes[layer + 1]
+        weight, bias = flat[at : at + a * b].reshape(b, a), flat[at + a * b : at + a * b + b]
+        above = found if layer == last else hidden[to : to + padded * b].reshape(padded, b)
+        above = above[begin:end]
+        np.dot(below, weight.T, above)
+        if layer == last:
+            for i in range(end - begin):
+                for j in range(b):
+                    above[i, j] += bias[j]
+        elif relu:
+            for i in range(end - begin):
+                for j in range(b):
+                    above[i, j] = max(above[i, j] + bias[j], np.float32(0))
+        else:
+            for i in range(end - begin):
+                for j in range(b):
+                    above[i, j] = _tanh(above[i, j] + bias[j])
+        below = above
+        at += a * b + b
+        to += padded * b
 
 
-@njit(cache=True, fastmath=FAST, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", parallel=True)
+def _backward_threads(
+    grads: Sequence[Floats], x: Floats, hidden: Sequence[Floats], flats: Sequence[Floats], sizes: Sequence[Indices],
+    relu: bool, places: Sequence[Floats], into: Floats, scratch: Floats,
+) -> None:  # fmt: skip
+    """The compiled loop of `backward` of several MLPs; each thread has one, or a part of its rows and a gradient."""
+    parts = scratch.shape[1]
+    for task in prange(len(flats) * parts):
+        i, part = task // parts, task % parts
+        memory, size = scratch[i, part], len(places[i])
+        backward_rows(
+            grads[i], x, hidden[i], flats[i], sizes[i], relu, places[i] if part == 0 else memory[:size], into[i],
+            memory[size:], len(x) * part // parts, len(x) * (part + 1) // parts,
+        )  # fmt: skip
+    for i in range(len(flats)):
+        for part in range(1, parts):
+            for j in range(len(places[i])):
+                places[i][j] += scratch[i, part, j]
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
 def backward_rows(
     whole: Floats, x: Floats, hidden: Floats, flat: Floats, sizes: Indices, relu: bool, place: Floats, into: Floats,
-    scratch: Floats,
+    scratch: Floats, first: int, stop: int,
 ) -> None:  # fmt: skip
-    """The compiled loop of `backward`, in blocks of rows. `place` and `into` may be empty."""
-    rows, last = len(x), len(sizes) - 2
-    inside, half = 0, (len(scratch) - len(flat)) // 2
+    """The passes back of the rows `first` to `stop`, in blocks. `place` and `into` may be empty."""
+    last = len(sizes) - 2
+    inside, widest = 0, 0
     for layer in range(1, last + 1):
         inside += sizes[layer]
-    padded = len(hidden) // max(inside, 1)
+        widest = max(widest, sizes[layer])
+    padded, half = len(hidden) // max(inside, 1), BACK * widest
     product = scratch[2 * half :]
-    for i in range(len(place)):
-        place[i] = np.float32(0)
-    for begin in range(0, rows, BLOCK):
-        end = min(begin + BLOCK, rows)
+    for begin in range(first, stop, BACK):
+        end = min(begin + BACK, stop)
         grad, at, to = whole[begin:end], len(flat), len(hidden)
         for layer in range(last, -1, -1):
             a, b = sizes[layer], sizes[layer + 1]
@@ -191,12 +281,17 @@ def backward_rows(
                 to -= padded * a
             below = hidden[to : to + padded * a].reshape(padded, a)[begin:end] if layer else x[begin:end]
             if len(place):
-                found = product[: a * b].reshape(b, a)
-                np.dot(grad.T, below, found)
                 weight, bias = place[at : at + a * b].reshape(b, a), place[at + a * b : at + a * b + b]
-                for i in range(b):
-                    for j in range(a):
-                        weight[i, j] += found[i, j]
+                if begin == first:
+                    np.dot(grad.T, below, weight)
+                    for j in range(b):
+                        bias[j] = np.float32(0)
+                else:
+                    found = product[: a * b].reshape(b, a)
+                    np.dot(grad.T, below, found)
+                    for i in range(b):
+                        for j in range(a):
+                            weight[i, j] += found[i, j]
                 for i in range(len(grad)):
                     for j in range(b):
                         bias[j] += grad[i, j]
@@ -296,9 +391,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "n
 _kept = threading.local()
 
 
-def passing(mlp: Member) -> Floats:
-    """The memory that `backward_rows` overwrites."""
-    return _memory(2, 2 * BLOCK * int(mlp.sizes.max()) + mlp.flat.size).numpy()
+def passing(mlps: Sequence[Member], parts: int = 1) -> Floats:
+    """The memory that `backward_rows` overwrites, `[mlps, parts, ...]`, with a gradient in each before it."""
+    size = max([mlp.scratch for mlp in mlps])
+    return _memory(2, len(mlps) * parts * size).view(len(mlps), parts, size).numpy()
 
 
 def _memory(slot: int, count: int) -> Tensor:

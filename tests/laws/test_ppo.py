@@ -57,7 +57,7 @@ def _gradient(state: ppo.State, backward) -> torch.Tensor:
     return torch.cat([p.grad.flatten().clone() for p in state.network.parameters()])
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grad", lambda g: 0.9 * g))
+@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [0.9 * g for g in gs]))
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
 @sabotaged_by("foresight.ops.fused.clipped_objective", change("normalize", lambda x: not x))
 def test_at_ratio_one_the_gradient_is_the_policy_gradient():
@@ -122,7 +122,7 @@ def test_the_compiled_objective_is_the_readable_one(seed):
     assert not grads[0][: n // 2, 2].any()  # a masked action has exactly no gradient
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grad", lambda g: 0.9 * g))
+@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [0.9 * g for g in gs]))
 @sabotaged_by("foresight.ops.fused.clipped_objective", scaled(1.01))
 @sabotaged_by("foresight.ops.policy.clip_fraction", scaled(1.01))
 def test_one_objective_for_both_ways():

@@ -143,7 +143,7 @@ def test_actions_of_the_wrong_kind_are_named() -> None:
 
 
 @sabotaged_by("foresight.ops.fused.soft_q", scaled(1.01), change("alpha", lambda a: 2 * a))
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grad", lambda g: 1.1 * g))
+@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
 @pytest.mark.parametrize("n", [1, 3])
 def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
     """A whole update of SAC, compiled and not: the same losses, and critics that moved alike."""
