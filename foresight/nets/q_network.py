@@ -18,6 +18,7 @@ from foresight.nets.noisy import NoisyLinear
 from foresight.nets.stacked_mlp import StackedMLP
 from foresight.nets.values import Values, ValuesHead
 from foresight.ops import value
+from foresight.ops.fused_mlp import Member
 
 START = 0.1  # gain of the last layer: initial values are near 0
 Noise = list[tuple[Tensor, Tensor]]
@@ -120,6 +121,12 @@ class QNetwork(nn.Module):
             return None
         (values,), back = found
         return values, lambda grad: back([grad])
+
+    def member(self, obs: Tree) -> Member | None:
+        """Its MLP for compiled loops over rows such as `obs`; None where it is not one alone, or actions are masked."""
+        plain = isinstance(self.body, StackedMLP) and not self.dueling and self.head.size == 1 and self.mask_key is None
+        found = self.body.members(obs) if plain else None
+        return None if found is None else found[0]
 
     def noise(self, generator: torch.Generator | None = None) -> Noise | None:
         """One noise sample for all noisy layers; None where there are none."""

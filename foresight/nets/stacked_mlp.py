@@ -98,8 +98,13 @@ class StackedMLP(nn.Module):
         return [outputs[-1] for outputs in activations], back
 
     def small_members(self, x: Tree) -> list[Member] | None:
-        """Its MLPs for compiled loops over rows such as `x`; None where a layer is large, or `vjp` is None."""
-        if not isinstance(x, Tensor) or not self._fast(x) or any(mlp.large for mlp in self._layers()):
+        """`members`; None where a layer is large."""
+        found = self.members(x)
+        return None if found is None or any(mlp.large for mlp in found) else found
+
+    def members(self, x: Tree) -> list[Member] | None:
+        """Its MLPs for compiled loops over rows such as `x`; None where products are oneDNN's, or `vjp` is None."""
+        if not isinstance(x, Tensor) or not self._fast(x) or fused_mlp.by_onednn(self._layers(), _kind()):
             return None
         return self._layers()
 

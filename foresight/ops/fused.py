@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foresight.ops import fused_mlp
 from foresight.ops.fused_latent import FAST, fast_exp
-from foresight.ops.fused_mlp import BLOCK, Member, backward_rows, forward_rows
+from foresight.ops.fused_mlp import BLOCK, Member, backward_rows, backward_threads, forward_rows, forward_threads
 
 Floats = NDArray[np.float32]
 Actions = NDArray[np.int64]
@@ -151,6 +151,27 @@ def huber_q(
     return grad, metrics
 
 
+def q_step(
+    online: Member, target: Member, relu: bool, columns: Sequence[Tensor], double: bool, max_norm: float, adam: Adam
+) -> Tensor:
+    """A gradient step of DQN, in place: the twin of `descend` in `dqn.py`. Returns `[2]`, as `huber_q` does.
+
+    `columns` are observations `[N, D]`, actions, rewards and discounts `[N]` and next observations `[N, D]`.
+    """
+    rows, metrics = len(columns[0]), torch.empty(2)
+    fused_mlp.one_thread()
+    threads, block = fused_mlp.threads_of([online]), fused_mlp.block_of([online], rows)
+    padded = -(-rows // block) * block
+    obs, action, reward, discount, next_obs = (x.contiguous().numpy() for x in columns)
+    _q_step(
+        online.flat, target.flat, online.sizes, relu, threads, block, obs, action, reward, discount, next_obs, double,
+        max_norm, *adam, fused_mlp.memory(3, padded * online.units).numpy(),
+        fused_mlp.memory(4, online.flat.size).numpy(),
+        fused_mlp.passing([online], fused_mlp.parts_of(threads, [online], rows)), metrics.numpy(),
+    )  # fmt: skip
+    return metrics
+
+
 def pixels(images: Tensor) -> Tensor:
     """Bytes `[N, C, H, W]` on the CPU as floats in [0, 1] in channels-last layout: the twin of `_pixels` in `conv.py`.
 
@@ -206,7 +227,7 @@ def _huber_q(
     q: Floats, action: Actions, reward: Floats, discount: Floats, next_q: Floats, choice: Actions, grad: Floats,
     metrics: Floats,
 ) -> None:  # fmt: skip
-    rows = q.shape[0]
+    rows = len(action)
     loss, total = 0.0, 0.0
     for i in range(rows):
         value = q[i, action[i]]
@@ -305,6 +326,41 @@ def _clipped_epochs(
         backward_rows(grad_logps[:n], x[:n], inner, policy, policy_sizes, relu, head, nothing, scratch, 0, n)
         backward_rows(grad_values[:n], x[:n], other, value, value_sizes, relu, tail, nothing, scratch, 0, n)
         _clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step + k + 1)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _q_step(
+    flat: Floats, target: Floats, sizes: Indices, relu: bool, threads: int, block: int, obs: Floats, action: Actions,
+    reward: Floats, discount: Floats, next_obs: Floats, double: bool, max_norm: float, average: Floats,
+    squares: Floats, step: int, rate: float, betas: tuple[float, float], eps: float, hidden: Floats, gradient: Floats,
+    scratch: Floats, metrics: Floats,
+) -> None:  # fmt: skip
+    rows, actions = len(obs), sizes[-1]
+    next_q = np.empty((-(-rows // block) * block, actions), np.float32)
+    q, grad = np.empty_like(next_q), np.zeros((rows, actions), np.float32)
+    _forward(next_obs, target, sizes, relu, threads, block, hidden, next_q)
+    if double:
+        _forward(next_obs, flat, sizes, relu, threads, block, hidden, q)
+    chooses = q if double else next_q
+    choice = np.array([np.argmax(chooses[i]) for i in range(rows)])
+    _forward(obs, flat, sizes, relu, threads, block, hidden, q)
+    _huber_q(q, action, reward, discount, next_q, choice, grad, metrics)
+    nothing = np.empty((1, 0, 0), np.float32)
+    if threads > 1 and scratch.shape[1] > 1:
+        backward_threads((grad,), obs, (hidden,), (flat,), (sizes,), relu, (gradient,), nothing, scratch)
+    else:
+        backward_rows(grad, obs, hidden, flat, sizes, relu, gradient, nothing[0], scratch[0, 0], 0, rows)
+    _clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step + 1)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _forward(
+    x: Floats, flat: Floats, sizes: Indices, relu: bool, threads: int, block: int, hidden: Floats, found: Floats
+) -> None:
+    if threads > 1 and len(found) > block:
+        forward_threads(x, (flat,), (sizes,), relu, block, (hidden,), (found,))
+    else:
+        forward_rows(x, flat, sizes, relu, block, hidden, found)
 
 
 @njit(cache=True)

@@ -95,12 +95,21 @@ def forward(
     `kind`: the dtype of products with large layers, float32 or bfloat16. In float32 a row's bits do not depend on the
     other rows. Without `keep` only the outputs outlive the next call.
     """
-    if any(mlp.huge or (mlp.large and kind is not torch.float32) for mlp in mlps):
+    if by_onednn(mlps, kind):
         return [_forward_large(x, mlp.layers, activation, kind) for mlp in mlps]
-    block = BLOCK
-    if any(mlp.large for mlp in mlps) and len(x) <= BLOCK:  # else padding takes longer, and threads wait
-        block = BLOCK // 4 if len(x) <= BLOCK // 4 else BLOCK // 2
-    return _compiled(x, mlps, activation, block, keep)
+    return _compiled(x, mlps, activation, block_of(mlps, len(x)), keep)
+
+
+def by_onednn(mlps: Sequence[Member], kind: torch.dtype) -> bool:
+    """Whether oneDNN computes products with large layers in this dtype."""
+    return any(mlp.huge or (mlp.large and kind is not torch.float32) for mlp in mlps)
+
+
+def block_of(mlps: Sequence[Member], rows: int) -> int:
+    """How many rows are computed together: fewer where padding a large layer would take longer, and threads wait."""
+    if rows > BLOCK or not any(mlp.large for mlp in mlps):
+        return BLOCK
+    return BLOCK // 4 if rows <= BLOCK // 4 else BLOCK // 2
 
 
 def backward(
@@ -124,15 +133,15 @@ def backward(
         ]
         return functools.reduce(torch.add, found) if inputs else NO_ROWS
     one_thread()
-    threads, count = _threads(mlps), len(mlps)
-    parts = -(-threads // count) if len(x) > BLOCK // 2 else 1
+    threads, count = threads_of(mlps), len(mlps)
+    parts = parts_of(threads, mlps, len(x))
     into = torch.empty(count, *x.shape) if inputs else torch.empty(count, 0, 0)
     given, relu, scratch = x.detach().contiguous().numpy(), activation == "relu", passing(mlps, parts)
     written = tuple(NOTHING if places is None else places[i].flat for i in range(count))
     upper, hidden = tuple(grad.contiguous().numpy() for grad in grads), tuple(kept[0] for kept in activations)
     if threads > 1 and count * parts > 1:
         flats, sizes = tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps)
-        _backward_threads(upper, given, hidden, flats, sizes, relu, written, into.numpy(), scratch)
+        backward_threads(upper, given, hidden, flats, sizes, relu, written, into.numpy(), scratch)
     else:
         for i, mlp in enumerate(mlps):
             backward_rows(
@@ -142,7 +151,7 @@ def backward(
     return into[0] if count == 1 else into.sum(0)
 
 
-def _threads(mlps: Sequence[Member]) -> int:
+def threads_of(mlps: Sequence[Member]) -> int:
     """How many threads share the passes of `mlps`: torch's, if they are large enough to be worth it."""
     if not any(mlp.large for mlp in mlps):
         return 1
@@ -153,17 +162,22 @@ def _threads(mlps: Sequence[Member]) -> int:
     return threads
 
 
+def parts_of(threads: int, mlps: Sequence[Member], rows: int) -> int:
+    """Into how many parts `backward_threads` divides the rows."""
+    return -(-threads // len(mlps)) if rows > BLOCK // 2 else 1
+
+
 def _compiled(x: Tensor, mlps: Sequence[Member], activation: str, block: int, keep: bool) -> list[list[Any]]:
     one_thread()
     rows, given, relu = -(-x.shape[0] // block) * block, x.detach().contiguous().numpy(), activation == "relu"
     counts = [rows * mlp.units for mlp in mlps]
     # torch's memory is aligned, and a large piece of numpy's is zeroed by the system each time
-    memory = [torch.empty(count) for count in counts] if keep else _memory(3, sum(counts)).split(counts)
-    hidden = tuple(x.numpy() for x in memory)
+    units = [torch.empty(count) for count in counts] if keep else memory(3, sum(counts)).split(counts)
+    hidden = tuple(x.numpy() for x in units)
     tensors = [torch.empty(rows, mlp.outputs) for mlp in mlps]
     found = tuple(x.numpy() for x in tensors)
-    if len(mlps) * rows > BLOCK // 2 and _threads(mlps) > 1:
-        _forward_threads(
+    if len(mlps) * rows > BLOCK // 2 and threads_of(mlps) > 1:
+        forward_threads(
             given, tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps), relu, block, hidden, found
         )  # fmt: skip
     else:
@@ -173,7 +187,7 @@ def _compiled(x: Tensor, mlps: Sequence[Member], activation: str, block: int, ke
 
 
 @njit(cache=True, nogil=True, error_model="numpy", parallel=True)
-def _forward_threads(
+def forward_threads(
     x: Floats, flats: Sequence[Floats], sizes: Sequence[Indices], relu: bool, block: int, hidden: Sequence[Floats],
     found: Sequence[Floats],
 ) -> None:  # fmt: skip
@@ -231,7 +245,7 @@ def forward_block(
 
 
 @njit(cache=True, nogil=True, error_model="numpy", parallel=True)
-def _backward_threads(
+def backward_threads(
     grads: Sequence[Floats], x: Floats, hidden: Sequence[Floats], flats: Sequence[Floats], sizes: Sequence[Indices],
     relu: bool, places: Sequence[Floats], into: Floats, scratch: Floats,
 ) -> None:  # fmt: skip
@@ -357,7 +371,7 @@ def _backward_large(
             if _large(layers[i].weight):
                 grad = linear(_as(kind, grad), _as(kind, layers[i].weight_t))
             else:
-                into = _memory(i % 2, below.numel()).view(below.shape) if i else torch.empty(below.shape)
+                into = memory(i % 2, below.numel()).view(below.shape) if i else torch.empty(below.shape)
                 grad = _product(grad, layers[i].weight, into)
     return _as(torch.float32, grad)
 
@@ -394,10 +408,10 @@ _kept = threading.local()
 def passing(mlps: Sequence[Member], parts: int = 1) -> Floats:
     """The memory that `backward_rows` overwrites, `[mlps, parts, ...]`, with a gradient in each before it."""
     size = max([mlp.scratch for mlp in mlps])
-    return _memory(2, len(mlps) * parts * size).view(len(mlps), parts, size).numpy()
+    return memory(2, len(mlps) * parts * size).view(len(mlps), parts, size).numpy()
 
 
-def _memory(slot: int, count: int) -> Tensor:
+def memory(slot: int, count: int) -> Tensor:
     """Memory for `count` floats that the next call may overwrite: allocating costs more than the product."""
     held = getattr(_kept, f"slot{slot}", None)
     if held is None or held.numel() < count:

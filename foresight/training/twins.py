@@ -139,11 +139,7 @@ def clipped_epochs(state: Stepping, data: Trajectory, clip: float) -> Tensor | N
         clip, math.inf if config.clip_value is None else config.clip_value, config.value_coef, config.entropy_coef,
         config.normalize_advantage, config.max_grad_norm,
     )  # fmt: skip
-    group, rows = optimizer.param_groups[0], len(data.reward)
-    adam = fused.Adam(
-        moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy(), int(moments["step"]), group["lr"], group["betas"],
-        group["eps"],
-    )  # fmt: skip
+    adam, rows = _adam(optimizer, moments), len(data.reward)
     order = torch.cat([torch.randperm(rows, generator=state.shuffler) for _ in range(config.epochs)])
     starts = batch_edges(rows, optim.steps_of(rows, config.minibatches))[:-1]
     edges = [rows * epoch + start for epoch in range(config.epochs) for start in starts]
@@ -161,6 +157,55 @@ def q_loss(
     q, back = found
     grad, metrics = fused.huber_q(q, batch.action, batch.reward, batch.discount, next_q.mean(), next_action)
     return lambda: back(grad), metrics[0], metrics[1], None
+
+
+class DoubleConfig(Protocol):
+    """The fields of a Config that DQN's gradient step has."""
+
+    @property
+    def double(self) -> bool:
+        """Whether the online network selects the next action."""
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The bound of the gradient norm."""
+
+
+class Learner(Protocol):
+    """The State of DQN, as far as its gradient step needs it."""
+
+    network: QNetwork
+    target: QNetwork
+    optimizer: torch.optim.Adam
+
+    @property
+    def config(self) -> DoubleConfig:
+        """The algorithm's Config."""
+
+
+def q_step(state: Learner, batch: Transitions) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """The twin of `dqn.descend`, for what `q_loss` applies to, if observations are vectors and no action is masked."""
+    online, target = state.network.member(batch.obs), state.target.member(batch.next_obs)
+    if batch.weight is not None or online is None or target is None:
+        return None
+    flat, optimizer = state.network.body.flat, state.optimizer
+    if (moments := optim.only_moments(optimizer, flat)) is None:
+        return None
+    columns = batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs
+    relu, config = state.network.body.activation == "relu", state.config
+    adam = _adam(optimizer, moments)
+    metrics = fused.q_step(online, target, relu, columns, config.double, config.max_grad_norm, adam)
+    torch.autograd.graph.increment_version(flat)
+    moments["step"] += 1
+    return metrics[0], metrics[1], None
+
+
+def _adam(optimizer: torch.optim.Adam, moments: dict[str, Tensor]) -> fused.Adam:
+    group = optimizer.param_groups[0]
+    return fused.Adam(
+        moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy(), int(moments["step"]), group["lr"], group["betas"],
+        group["eps"],
+    )  # fmt: skip
 
 
 def critic_loss(

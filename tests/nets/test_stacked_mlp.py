@@ -117,9 +117,9 @@ def test_the_backward_pass_without_autograd_is_that_of_autograd(activation, hidd
     assert _random(4, (8,), "elu").vjp(x) is None and module.vjp(x.double()) is None
 
 
-@sabotaged_by("foresight.ops.fused_mlp._forward_threads", lambda f: lambda x, *rest: f(1.01 * x, *rest))
+@sabotaged_by("foresight.ops.fused_mlp.forward_threads", lambda f: lambda x, *rest: f(1.01 * x, *rest))
 @sabotaged_by(
-    "foresight.ops.fused_mlp._backward_threads", lambda f: lambda gs, *rest: f(tuple(2 * g for g in gs), *rest)
+    "foresight.ops.fused_mlp.backward_threads", lambda f: lambda gs, *rest: f(tuple(2 * g for g in gs), *rest)
 )
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS == 1, reason="needs two processors")
 @pytest.mark.parametrize("outputs", [(2,), (2, 1, 5)])

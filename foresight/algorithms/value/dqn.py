@@ -205,14 +205,21 @@ def objective(state: State, batch: Transitions) -> tuple[Callable[[], object], T
     return q_loss(network, batch, next_q, next_action)
 
 
+@twin(twins.q_step)
+def descend(state: State, batch: Transitions) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A gradient step on `objective`; returns its loss, the mean Q and the errors."""
+    backward, loss, q, error = objective(state, batch)
+    optim.descend(state.optimizer, backward, state.config.max_grad_norm)
+    return loss, q, error
+
+
 def update(state: State, batch: Transitions) -> dict[str, float]:
     """One gradient step; with `tau` below 1 also the update of the target network when it is due."""
     config = state.config
     if config.anneal_lr:
         state.optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
     with precision.autocast(config.precision, state.generator.device):
-        backward, loss, q, error = objective(state, batch)
-        optim.descend(state.optimizer, backward, config.max_grad_norm)
+        loss, q, error = descend(state, batch)
     if isinstance(state.replay, Prioritized) and error is not None:
         state.replay.update(batch.key, error)
     state.gradient_steps += 1

@@ -15,6 +15,7 @@ from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.ops import fused, value
+from foresight.runtime import machine
 from tests.algorithms.policy.small_envs import Clock, choice, hidden_choice, sides
 from tests.algorithms.small_runs import GAMMA, last, time_limit_ends
 from tests.algorithms.states import assert_seeds_decide, forgets
@@ -56,7 +57,11 @@ def test_a_finished_state_has_nothing_left_to_do(module, config) -> None:
     assert list(module.train(config, choice(), last(module, config, choice()))) == []
 
 
-@sabotaged_by("foresight.ops.fused.huber_q", lambda f: lambda *a: (-f(*a)[0], f(*a)[1]))
+def _with_reward(factor: float):
+    return change("columns", lambda columns: (*columns[:2], factor * columns[2], *columns[3:]))
+
+
+@sabotaged_by("foresight.ops.fused.q_step", _with_reward(-1.0))
 def test_dqn_learns_and_explores_at_random_with_probability_epsilon() -> None:
     env = choice()
     state = dqn.build(DQN, env.spaces)
@@ -173,7 +178,7 @@ def _no_final(original):
 
 
 @sabotaged_by("foresight.data.replay.Replay.add", time_limit_ends, _no_final)
-@sabotaged_by("foresight.ops.fused.huber_q", scaled(-1.0), change("reward", lambda r: 0.9 * r))
+@sabotaged_by("foresight.ops.fused.q_step", _with_reward(0.9))
 @sabotaged_by("foresight.data.replay.Replay.gather", change("gamma", lambda g: 1.05 * g))
 def test_dqn_reaches_the_closed_form() -> None:
     """With terminations, and cut by time limits only; with one reset rule and the other."""
@@ -224,6 +229,33 @@ def test_the_compiled_objective_is_the_readable_one(double: bool) -> None:
     backward()
     torch.testing.assert_close(fast, readable)
     torch.testing.assert_close(gradient, state.network.body.flat.grad, rtol=1e-4, atol=1e-6)
+
+
+@sabotaged_by("foresight.ops.fused.q_step", _with_reward(1.01), change("double", lambda double: not double))
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize(("hidden", "threads"), [((16,), 1), ((256, 256), 1), ((256, 256), 2)])
+def test_the_compiled_gradient_step_is_the_readable_one(hidden: tuple[int, ...], threads: int, double: bool) -> None:
+    """Of a clipped gradient, with the moments of the steps before."""
+    spaces, generator = Spaces(gs.Box(-1, 1, (5,), np.float32), gs.Discrete(3)), torch.Generator().manual_seed(0)
+    rows = [
+        Transitions(
+            torch.randn(200, 5, generator=generator), torch.randint(0, 3, (200,), generator=generator),
+            2 * torch.randn(200, generator=generator), 0.9 * torch.rand(200, generator=generator).round(),
+            torch.randn(200, 5, generator=generator), torch.arange(200),
+        ) for _ in range(3)
+    ]  # fmt: skip
+    found = []
+    for compiled in (True, False):
+        state = dqn.build(dqn.Config(double=double, hidden=hidden, max_grad_norm=0.1), spaces)
+        torch.nn.init.normal_(state.target.body.flat, std=0.2, generator=torch.Generator().manual_seed(1))
+        state.network.body._compiled = compiled
+        with machine.threads(threads):
+            losses = torch.tensor([list(dqn.update(state, batch).values()) for batch in rows])
+        moments = state.optimizer.state[state.network.body.flat]
+        assert moments["step"] == 3
+        found.append([losses, state.network.body.flat.detach(), moments["exp_avg"], moments["exp_avg_sq"]])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
 
 
 @sabotaged_by("foresight.nets.precision.dtype", lambda f: lambda *_: None)
