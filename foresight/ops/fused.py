@@ -23,6 +23,7 @@ from foresight.ops.fused_mlp import BLOCK, Member, backward_rows, backward_threa
 Floats = NDArray[np.float32]
 Actions = NDArray[np.int64]
 Indices = NDArray[np.int64]
+Pair = tuple[Floats, Floats]
 
 SCALED = np.arange(256, dtype=np.float32) / np.float32(255)  # a table of byte / 255, as a division takes longer
 
@@ -172,6 +173,41 @@ def q_step(
     return metrics
 
 
+def soft_step(
+    policy: Member, critics: Sequence[Member], targets: Sequence[Member], policy_relu: bool, relu: bool, flat: Tensor,
+    columns: Sequence[Tensor], bounds: tuple[float, float], alpha: float, adam: Adam, policy_adam: Adam,
+) -> Tensor:  # fmt: skip
+    """Gradient steps of SAC, in place: the twin of `descend` in `sac.py`, for two critics, whose weights are `flat`.
+
+    `columns` are the features `[N, D]` of observation and next observation for the critics and for the policy, actions
+    `[N, A]` in (-1, 1), rewards and discounts `[N]`, and the noise of the next actions and of the policy's, `[N, A]`;
+    where the latter is empty the policy makes no step. `bounds` are those of the log standard deviation. Returns
+    `[3]`: as `soft_q` does, and the entropy of the policy.
+    """
+    obs, next_obs, own, next_own, action, reward, discount, next_noise, noise = (
+        x.detach().contiguous().numpy() for x in columns
+    )
+    rows, metrics, mlps = len(obs), torch.zeros(3), [policy, *critics]
+    fused_mlp.one_thread()
+    threads, block = fused_mlp.threads_of(mlps), fused_mlp.block_of(mlps, rows)
+    padded = -(-rows // block) * block
+    parts = fused_mlp.parts_of(threads, critics, rows), fused_mlp.parts_of(threads, [policy], rows)
+    sizes = [critics[0].flat.size] * 2, [padded * critics[0].units] * 2
+    gradients, hidden = (
+        fused_mlp.memory(slot, sum(counts)).split(counts) for slot, counts in zip((4, 3), sizes, strict=True)
+    )
+    _soft_step(
+        policy.flat, policy.sizes, policy_relu, (critics[0].flat, critics[1].flat),
+        (targets[0].flat, targets[1].flat), critics[0].sizes, relu, flat.detach().numpy(), threads, block, obs,
+        next_obs, own, next_own, action, reward, discount, next_noise, noise, *bounds, alpha, adam, policy_adam,
+        (hidden[0].numpy(), hidden[1].numpy()), fused_mlp.memory(5, padded * policy.units).numpy(),
+        fused_mlp.memory(4, sum(sizes[0])).numpy(), (gradients[0].numpy(), gradients[1].numpy()),
+        fused_mlp.passing(critics, parts[0]), fused_mlp.memory(6, policy.flat.size).numpy(),
+        fused_mlp.passing([policy], parts[1]), metrics.numpy(),
+    )  # fmt: skip
+    return metrics
+
+
 def pixels(images: Tensor) -> Tensor:
     """Bytes `[N, C, H, W]` on the CPU as floats in [0, 1] in channels-last layout: the twin of `_pixels` in `conv.py`.
 
@@ -211,7 +247,7 @@ def _soft_q(
     q: Floats, other: Floats, reward: Floats, discount: Floats, next_q: Floats, next_other: Floats, logp: Floats,
     grad: Floats, other_grad: Floats, metrics: Floats, alpha: float,
 ) -> None:  # fmt: skip
-    rows = q.shape[0]
+    rows = len(reward)
     loss, total = 0.0, 0.0
     for i in range(rows):
         target = reward[i] + discount[i] * (min(next_q[i, 0], next_other[i, 0]) - alpha * logp[i])
@@ -345,11 +381,7 @@ def _q_step(
     choice = np.array([np.argmax(chooses[i]) for i in range(rows)])
     _forward(obs, flat, sizes, relu, threads, block, hidden, q)
     _huber_q(q, action, reward, discount, next_q, choice, grad, metrics)
-    nothing = np.empty((1, 0, 0), np.float32)
-    if threads > 1 and scratch.shape[1] > 1:
-        backward_threads((grad,), obs, (hidden,), (flat,), (sizes,), relu, (gradient,), nothing, scratch)
-    else:
-        backward_rows(grad, obs, hidden, flat, sizes, relu, gradient, nothing[0], scratch[0, 0], 0, rows)
+    _backward(grad, obs, hidden, flat, sizes, relu, threads, gradient, scratch)
     _clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step + 1)
 
 
@@ -361,6 +393,118 @@ def _forward(
         forward_threads(x, (flat,), (sizes,), relu, block, (hidden,), (found,))
     else:
         forward_rows(x, flat, sizes, relu, block, hidden, found)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _soft_step(
+    policy: Floats, policy_sizes: Indices, policy_relu: bool, critics: Pair, targets: Pair, sizes: Indices, relu: bool,
+    flat: Floats, threads: int, block: int, obs: Floats, next_obs: Floats, own: Floats, next_own: Floats,
+    action: Floats, reward: Floats, discount: Floats, next_noise: Floats, noise: Floats, low: float, high: float,
+    alpha: float, adam: Adam, policy_adam: Adam, hidden: Pair, policy_hidden: Floats, gradient: Floats,
+    gradients: Pair, scratch: Floats, policy_gradient: Floats, policy_scratch: Floats, metrics: Floats,
+) -> None:  # fmt: skip
+    (rows, dims), padded = action.shape, -(-len(obs) // block) * block
+    y, std, chosen = np.empty((padded, 2 * dims), np.float32), np.empty_like(action), np.empty_like(action)
+    logp, x = np.empty(rows, np.float32), np.empty((rows, obs.shape[1] + dims), np.float32)
+    next_q = np.empty((padded, 1), np.float32), np.empty((padded, 1), np.float32)
+    q = np.empty((padded, 1), np.float32), np.empty((padded, 1), np.float32)
+    grads, both = (np.empty((rows, 1), np.float32), np.empty((rows, 1), np.float32)), (sizes, sizes)
+    nothing = np.empty((2, 0, 0), np.float32)
+
+    _forward(next_own, policy, policy_sizes, policy_relu, threads, block, policy_hidden, y)
+    _spread(y, low, high, std)
+    _squash(y[:rows, :dims], std, next_noise, chosen, logp)
+    _join(next_obs, chosen, x)
+    _forward_pair(x, targets, both, relu, threads, block, hidden, next_q)
+    _join(obs, action, x)
+    _forward_pair(x, critics, both, relu, threads, block, hidden, q)
+    _soft_q(q[0], q[1], reward, discount, next_q[0], next_q[1], logp, grads[0], grads[1], metrics, alpha)
+    _backward_pair(grads, x, hidden, critics, both, relu, threads, gradients, nothing, scratch)
+    _clip_and_step(flat, gradient, np.inf, adam.average, adam.squares, adam.rate, adam.betas, adam.eps, adam.step + 1)
+    if not len(noise):
+        return
+
+    _forward(own, policy, policy_sizes, policy_relu, threads, block, policy_hidden, y)
+    _spread(y, low, high, std)
+    _squash(y[:rows, :dims], std, noise, chosen, logp)
+    _join(obs, chosen, x)
+    _forward_pair(x, critics, both, relu, threads, block, hidden, q)
+    for i in range(rows):  # the gradient of -min(q)
+        first, second = q[0][i, 0], q[1][i, 0]
+        share = np.float32(0.5) if first == second else np.float32(first < second)
+        grads[0][i, 0], grads[1][i, 0] = -share / rows, (share - np.float32(1)) / rows
+    into = np.empty((2, rows, x.shape[1]), np.float32)
+    none = np.empty(0, np.float32), np.empty(0, np.float32)
+    _backward_pair(grads, x, hidden, critics, both, relu, threads, none, into, scratch)
+    upper, of_logp, entropy = np.empty((rows, 2 * dims), np.float32), alpha / rows, 0.0
+    for i in range(rows):
+        entropy -= logp[i]
+        for j in range(dims):
+            a, k = chosen[i, j], obs.shape[1] + j
+            upper[i, j] = (1 - a * a) * (into[0, i, k] + into[1, i, k]) + 2 * a * of_logp
+            inside = low <= y[i, dims + j] <= high
+            upper[i, dims + j] = (noise[i, j] * upper[i, j] * std[i, j] - of_logp) if inside else 0.0
+    metrics[2] = entropy / rows
+    _backward(upper, own, policy_hidden, policy, policy_sizes, policy_relu, threads, policy_gradient, policy_scratch)
+    _clip_and_step(
+        policy, policy_gradient, np.inf, policy_adam.average, policy_adam.squares, policy_adam.rate, policy_adam.betas,
+        policy_adam.eps, policy_adam.step + 1,
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def _spread(y: Floats, low: float, high: float, std: Floats) -> None:
+    rows, dims = std.shape
+    for i in range(rows):
+        for j in range(dims):
+            std[i, j] = math.exp(min(max(y[i, dims + j], low), high))
+
+
+@njit(cache=True)
+def _join(a: Floats, b: Floats, x: Floats) -> None:
+    width = a.shape[1]
+    for i in range(len(x)):
+        for j in range(width):
+            x[i, j] = a[i, j]
+        for j in range(b.shape[1]):
+            x[i, width + j] = b[i, j]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _forward_pair(
+    x: Floats, flats: Pair, sizes: Sequence[Indices], relu: bool, threads: int, block: int, hidden: Pair, found: Pair
+) -> None:
+    if threads > 1:
+        forward_threads(x, flats, sizes, relu, block, hidden, found)
+    else:
+        for i in range(2):
+            forward_rows(x, flats[i], sizes[i], relu, block, hidden[i], found[i])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _backward_pair(
+    grads: Pair, x: Floats, hidden: Pair, flats: Pair, sizes: Sequence[Indices], relu: bool, threads: int,
+    places: Pair, into: Floats, scratch: Floats,
+) -> None:  # fmt: skip
+    if threads > 1:
+        backward_threads(grads, x, hidden, flats, sizes, relu, places, into, scratch)
+    else:
+        for i in range(2):
+            backward_rows(
+                grads[i], x, hidden[i], flats[i], sizes[i], relu, places[i], into[i], scratch[0, 0], 0, len(x)
+            )  # fmt: skip
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _backward(
+    grad: Floats, x: Floats, hidden: Floats, flat: Floats, sizes: Indices, relu: bool, threads: int, place: Floats,
+    scratch: Floats,
+) -> None:  # fmt: skip
+    nothing = np.empty((1, 0, 0), np.float32)
+    if threads > 1 and scratch.shape[1] > 1:
+        backward_threads((grad,), x, (hidden,), (flat,), (sizes,), relu, (place,), nothing, scratch)
+    else:
+        backward_rows(grad, x, hidden, flat, sizes, relu, place, nothing[0], scratch[0, 0], 0, len(x))
 
 
 @njit(cache=True)

@@ -21,8 +21,8 @@ from torch import Tensor
 from foresight.data.replay import Transitions
 from foresight.data.trajectory import Trajectory, batch_edges
 from foresight.nets.actor_critic import ActorCritic
-from foresight.nets.critics import Critics
-from foresight.nets.heads import CategoricalHead, PopArtHead
+from foresight.nets.critics import Critics, Encoded, SquashedActor
+from foresight.nets.heads import CategoricalHead, PopArtHead, TanhNormalHead
 from foresight.nets.outputs import Categorical
 from foresight.nets.q_network import QNetwork
 from foresight.nets.sequence.memory import MemoryActorCritic
@@ -198,6 +198,63 @@ def q_step(state: Learner, batch: Transitions) -> tuple[Tensor, Tensor, Tensor |
     torch.autograd.graph.increment_version(flat)
     moments["step"] += 1
     return metrics[0], metrics[1], None
+
+
+class PolicyConfig(Protocol):
+    """The field of a Config that SAC's gradient steps have."""
+
+    @property
+    def policy_every(self) -> int:
+        """Gradient steps of the critics between two of the policy."""
+
+
+class SoftLearner(Protocol):
+    """The State of SAC, as far as its gradient steps need it."""
+
+    actor: SquashedActor
+    critics: Critics
+    target: Critics
+    log_alpha: torch.nn.Parameter
+    actor_optimizer: torch.optim.Adam
+    critic_optimizer: torch.optim.Adam
+    inner: torch.Generator
+    gradient_steps: int
+
+    @property
+    def config(self) -> PolicyConfig:
+        """The algorithm's Config."""
+
+
+def soft_step(state: SoftLearner, encoded: Encoded) -> dict[str, Tensor] | None:
+    """The twin of `sac.descend`, for features without gradient, one-step targets and noise that no state shapes."""
+    actor, critics = state.actor, state.critics
+    features = encoded.critics, encoded.next_critics, encoded.actor, encoded.next_actor
+    if not isinstance(actor.head, TanhNormalHead) or any(x.requires_grad for x in features):
+        return None
+    policy, online = actor.mlp.members(encoded.actor), critics.mlp.members(encoded.critics)
+    following = state.target.mlp.members(encoded.next_critics)
+    if encoded.passed_weight is not None or policy is None or online is None or following is None:
+        return None
+    optimizers, weights = (state.critic_optimizer, state.actor_optimizer), (critics.mlp.flat, actor.mlp.flat)
+    held, other = (optim.only_moments(*pair) for pair in zip(optimizers, weights, strict=True))
+    if held is None or other is None:
+        return None
+    alpha, due = state.log_alpha.detach().exp(), state.gradient_steps % state.config.policy_every == 0
+    (rows, dims), generator = encoded.action.shape, state.inner
+    noises = [torch.empty(count, dims).normal_(generator=generator) for count in (rows, rows if due else 0)]
+    columns = *features, actor.from_env(encoded.action), encoded.reward, encoded.discount, *noises
+    metrics = fused.soft_step(
+        policy[0], online, following, actor.mlp.activation == "relu", critics.mlp.activation == "relu", weights[0],
+        columns, actor.head.bounds, alpha.item(), _adam(optimizers[0], held), _adam(optimizers[1], other),
+    )  # fmt: skip
+    found = {"critic_loss": metrics[0], "q": metrics[1], "alpha": alpha}
+    torch.autograd.graph.increment_version(weights[0])
+    held["step"] += 1
+    if due:
+        torch.autograd.graph.increment_version(weights[1])
+        other["step"] += 1
+        found["entropy"] = metrics[2]
+    return found
 
 
 def _adam(optimizer: torch.optim.Adam, moments: dict[str, Tensor]) -> fused.Adam:

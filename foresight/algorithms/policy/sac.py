@@ -238,30 +238,34 @@ def objective(state: State, encoded: Encoded) -> tuple[Callable[[], object], Ten
     return critic_loss(critics, encoded.critics, action, reward, encoded.discount, next_q, next_logp, alpha)
 
 
+@twin(twins.soft_step)
+def descend(state: State, encoded: Encoded) -> dict[str, Tensor]:
+    """The gradient steps of critics and policy (where due); returns metrics."""
+    actor, critics, alpha = state.actor, state.critics, state.log_alpha.detach().exp()
+    backward, critic_loss, q = objective(state, encoded)
+    optim.step(state.critic_optimizer, backward)
+    found = {"critic_loss": critic_loss, "q": q, "alpha": alpha}
+    if state.gradient_steps % state.config.policy_every == 0:
+        action, logp = actor(encoded.actor).sample_logp(state.inner)
+        min_q = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
+        optim.step(state.actor_optimizer, (alpha * logp - min_q).mean().backward)
+        found["entropy"] = -logp.detach().mean()
+    return found
+
+
 def update(state: State, batch: Transitions | Trajectory) -> dict[str, float]:
     """One gradient step of critics, policy and temperature (where due), and one update of the target critics."""
     config, actor, critics = state.config, state.actor, state.critics
-    alpha = state.log_alpha.detach().exp()
     if config.anneal_lr:
         for optimizer in (state.actor_optimizer, state.critic_optimizer, state.alpha_optimizer):
             optimizer.param_groups[0]["lr"] = schedules.linear(state.step / config.steps, config.learning_rate)
-
+    state.gradient_steps += 1
     with precision.autocast(config.precision, state.inner.device):
-        encoded = encode(actor, critics, state.target, batch, config.gamma, config.burn_in)
-        backward, critic_loss, q = objective(state, encoded)
-        optim.step(state.critic_optimizer, backward)
-        state.gradient_steps += 1
-        found = {"critic_loss": critic_loss, "q": q, "alpha": alpha}
-
-        if state.gradient_steps % config.policy_every == 0:
-            action, logp = actor(encoded.actor).sample_logp(state.inner)
-            min_q = torch.minimum(*critics.frozen(encoded.critics, action)).squeeze(-1)
-            optim.step(state.actor_optimizer, (alpha * logp - min_q).mean().backward)
-
-            found["entropy"] = entropy = -logp.detach().mean()
-            if config.learn_temperature:
-                target = -float(actor.dims) if config.target_entropy is None else config.target_entropy
-                optim.step(state.alpha_optimizer, policy.temperature_loss(state.log_alpha, entropy, target).backward)
+        found = descend(state, encode(actor, critics, state.target, batch, config.gamma, config.burn_in))
+        if "entropy" in found and config.learn_temperature:
+            target = -float(actor.dims) if config.target_entropy is None else config.target_entropy
+            loss = policy.temperature_loss(state.log_alpha, found["entropy"], target)
+            optim.step(state.alpha_optimizer, loss.backward)
     optim.track(state.target, critics, config.tau)
     return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
 

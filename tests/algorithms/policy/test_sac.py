@@ -16,6 +16,7 @@ from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
 from foresight.nets.critics import encode
+from foresight.runtime import machine
 from tests.algorithms.policy.sac_runs import DISCRETE, SAC, aim
 from tests.algorithms.policy.small_envs import choice, sides
 from tests.algorithms.small_runs import bandit, last
@@ -66,7 +67,7 @@ def _resumes(module, config, make) -> None:
     assert whole.episodes == resumed.episodes
 
 
-@sabotaged_by("foresight.nets.critics.Critics.frozen", lambda f: lambda *a: [-q for q in f(*a)])
+@sabotaged_by("foresight.ops.fused.soft_step", change("columns", lambda x: (*x[:5], -x[5], *x[6:])))  # the reward
 @sabotaged_by("foresight.nets.critics.SquashedActor.from_env", lambda f: lambda self, action: -f(self, action))
 def test_sac_learns_where_to_aim() -> None:
     env = aim()
@@ -165,6 +166,40 @@ def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+@sabotaged_by("foresight.ops.fused.soft_step", change("alpha", lambda a: 1.1 * a), change("relu", lambda r: not r))
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("hidden", "threads"), [((16,), 1), ((256, 256), 1), ((256, 256), 2)])
+def test_the_compiled_gradient_steps_are_the_readable_ones(hidden: tuple[int, ...], threads: int, every: int) -> None:
+    """Of critics and policy, with the moments of the steps before, and log-stds within and outside their bounds."""
+    spaces, drawn = Spaces(gs.Box(-1, 1, (5,), np.float32), gs.Box(-2, 3, (2,), np.float32)), torch.Generator()
+    rows = [
+        Transitions(
+            torch.randn(200, 5, generator=drawn), torch.rand(200, 2, generator=drawn),
+            torch.randn(200, generator=drawn), 0.9 * torch.rand(200, generator=drawn).round(),
+            torch.randn(200, 5, generator=drawn), torch.arange(200),
+        ) for _ in range(4)
+    ]  # fmt: skip
+    found = []
+    for compiled in (True, False):
+        config = sac.Config(hidden=hidden, policy_every=every, entropy_temperature=0.3, log_std_bounds=(-0.1, 0.1))
+        state = sac.build(config, spaces)
+        for module, seed in ((state.critics, 1), (state.target, 2), (state.actor, 3)):
+            torch.nn.init.normal_(module.mlp.flat, std=0.1, generator=torch.Generator().manual_seed(seed))
+        state.critics.mlp._compiled = state.actor.mlp._compiled = compiled
+        with machine.threads(threads):
+            metrics = [sac.update(state, batch) for batch in rows]
+        seen = torch.tensor(
+            [[row.get(name, 0.0) for name in ("critic_loss", "q", "alpha", "entropy")] for row in metrics]
+        )
+        for optimizer, module in ((state.critic_optimizer, state.critics), (state.actor_optimizer, state.actor)):
+            moments = optimizer.state[module.mlp.flat]
+            assert moments["step"] == (4 if module is state.critics else 4 // every)
+            seen = [*seen, module.mlp.flat.detach(), moments["exp_avg"], moments["exp_avg_sq"]]
+        found.append([*seen, state.log_alpha.detach(), state.target.mlp.flat])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
+
+
 @sabotaged_by("foresight.nets.precision.dtype", lambda f: lambda *_: None)
 def test_updates_in_bfloat16_are_near_those_in_float32() -> None:
     spaces = Spaces(gs.Box(-1, 1, (3,), np.float32), gs.Box(-2, 2, (2,), np.float32))
@@ -182,7 +217,7 @@ def test_updates_in_bfloat16_are_near_those_in_float32() -> None:
         assert found[0][name] != found[1][name] == pytest.approx(found[0][name], rel=0.02)
 
 
-@sabotaged_by("foresight.nets.outputs.TanhNormal.sample_logp", lambda f: lambda *a: (f(*a)[0], 0 * f(*a)[1]))
+@sabotaged_by("foresight.ops.fused.soft_step", change("alpha", lambda alpha: 0 * alpha))
 @sabotaged_by("foresight.nets.critics.SquashedActor.from_env", scaled(0.5))
 def test_sac_finds_the_soft_optimal_policy() -> None:
     """With reward -(a - 1)² / 2 on [-4, 4] and fixed α: π ∝ exp(r / α) is a normal with variance α."""
