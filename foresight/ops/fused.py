@@ -5,11 +5,13 @@ Each has a readable twin, which computes the same with the other ops, and a test
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import torch
 from numba import njit
@@ -160,7 +162,7 @@ def q_step(
     `columns` are observations `[N, D]`, actions, rewards and discounts `[N]` and next observations `[N, D]`.
     """
     rows, metrics = len(columns[0]), torch.empty(2)
-    fused_mlp.one_thread()
+    _prepare()
     threads, block = fused_mlp.threads_of([online]), fused_mlp.block_of([online], rows)
     padded = -(-rows // block) * block
     obs, action, reward, discount, next_obs = (x.contiguous().numpy() for x in columns)
@@ -188,7 +190,7 @@ def soft_step(
         x.detach().contiguous().numpy() for x in columns
     )
     rows, metrics, mlps = len(obs), torch.zeros(3), [policy, *critics]
-    fused_mlp.one_thread()
+    _prepare()
     threads, block = fused_mlp.threads_of(mlps), fused_mlp.block_of(mlps, rows)
     padded = -(-rows // block) * block
     parts = fused_mlp.parts_of(threads, critics, rows), fused_mlp.parts_of(threads, [policy], rows)
@@ -206,6 +208,13 @@ def soft_step(
         fused_mlp.passing([policy], parts[1]), metrics.numpy(),
     )  # fmt: skip
     return metrics
+
+
+@functools.cache
+def _prepare() -> None:
+    """Load what compiled gradient steps are linked with: read from numba's cache, they do not do so themselves."""
+    fused_mlp.one_thread()
+    numba.get_num_threads()
 
 
 def pixels(images: Tensor) -> Tensor:
