@@ -11,14 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.ops import fused_mlp
+from foresight.ops import fused_mlp, pool
 from foresight.ops.fused_latent import FAST, fast_exp
 from foresight.ops.fused_mlp import BLOCK, Member, backward_rows, backward_threads, forward_rows, forward_threads
 
@@ -166,12 +165,13 @@ def q_step(
     threads, block = fused_mlp.threads_of([online]), fused_mlp.block_of([online], rows)
     padded = -(-rows // block) * block
     obs, action, reward, discount, next_obs = (x.contiguous().numpy() for x in columns)
-    _q_step(
-        online.flat, target.flat, online.sizes, relu, threads, block, obs, action, reward, discount, next_obs, double,
-        max_norm, *adam, fused_mlp.memory(3, padded * online.units).numpy(),
-        fused_mlp.memory(4, online.flat.size).numpy(),
-        fused_mlp.passing([online], fused_mlp.parts_of(threads, [online], rows)), metrics.numpy(),
-    )  # fmt: skip
+    with pool.alone(threads):
+        _q_step(
+            online.flat, target.flat, online.sizes, relu, threads, block, obs, action, reward, discount, next_obs, double,
+            max_norm, *adam, fused_mlp.memory(3, padded * online.units).numpy(),
+            fused_mlp.memory(4, online.flat.size).numpy(),
+            fused_mlp.passing([online], fused_mlp.parts_of(threads, [online], rows)), metrics.numpy(),
+        )  # fmt: skip
     return metrics
 
 
@@ -198,23 +198,23 @@ def soft_step(
     gradients, hidden = (
         fused_mlp.memory(slot, sum(counts)).split(counts) for slot, counts in zip((4, 3), sizes, strict=True)
     )
-    _soft_step(
-        policy.flat, policy.sizes, policy_relu, (critics[0].flat, critics[1].flat),
-        (targets[0].flat, targets[1].flat), critics[0].sizes, relu, flat.detach().numpy(), threads, block, obs,
-        next_obs, own, next_own, action, reward, discount, next_noise, noise, *bounds, alpha, adam, policy_adam,
-        (hidden[0].numpy(), hidden[1].numpy()), fused_mlp.memory(5, padded * policy.units).numpy(),
-        fused_mlp.memory(4, sum(sizes[0])).numpy(), (gradients[0].numpy(), gradients[1].numpy()),
-        fused_mlp.passing(critics, parts[0]), fused_mlp.memory(6, policy.flat.size).numpy(),
-        fused_mlp.passing([policy], parts[1]), metrics.numpy(),
-    )  # fmt: skip
+    with pool.alone(threads):
+        _soft_step(
+            policy.flat, policy.sizes, policy_relu, (critics[0].flat, critics[1].flat),
+            (targets[0].flat, targets[1].flat), critics[0].sizes, relu, flat.detach().numpy(), threads, block, obs,
+            next_obs, own, next_own, action, reward, discount, next_noise, noise, *bounds, alpha, adam, policy_adam,
+            (hidden[0].numpy(), hidden[1].numpy()), fused_mlp.memory(5, padded * policy.units).numpy(),
+            fused_mlp.memory(4, sum(sizes[0])).numpy(), (gradients[0].numpy(), gradients[1].numpy()),
+            fused_mlp.passing(critics, parts[0]), fused_mlp.memory(6, policy.flat.size).numpy(),
+            fused_mlp.passing([policy], parts[1]), metrics.numpy(),
+        )  # fmt: skip
     return metrics
 
 
 @functools.cache
 def _prepare() -> None:
-    """Load what compiled gradient steps are linked with: read from numba's cache, they do not do so themselves."""
     fused_mlp.one_thread()
-    numba.get_num_threads()
+    pool.start()
 
 
 def pixels(images: Tensor) -> Tensor:

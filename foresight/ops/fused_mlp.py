@@ -15,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401  # loads the library of `one_thread`
 import torch
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
+from foresight.ops import pool
 from foresight.ops.fused_latent import FAST, fast_exp
 
 FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
@@ -141,7 +141,8 @@ def backward(
     upper, hidden = tuple(grad.contiguous().numpy() for grad in grads), tuple(kept[0] for kept in activations)
     if threads > 1 and count * parts > 1:
         flats, sizes = tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps)
-        backward_threads(upper, given, hidden, flats, sizes, relu, written, into.numpy(), scratch)
+        with pool.LOCK:
+            backward_threads(upper, given, hidden, flats, sizes, relu, written, into.numpy(), scratch)
     else:
         for i, mlp in enumerate(mlps):
             backward_rows(
@@ -153,13 +154,8 @@ def backward(
 
 def threads_of(mlps: Sequence[Member]) -> int:
     """How many threads share the passes of `mlps`: torch's, if they are large enough to be worth it."""
-    if not any(mlp.large for mlp in mlps):
-        return 1
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-    if threads > 1 and getattr(_kept, "threads", 0) != threads:
-        numba.set_num_threads(threads)
-        _kept.threads = threads
-    return threads
+    large = torch.get_num_threads() > 1 and any(mlp.large for mlp in mlps)
+    return pool.share() if large else 1
 
 
 def parts_of(threads: int, mlps: Sequence[Member], rows: int) -> int:
@@ -177,9 +173,9 @@ def _compiled(x: Tensor, mlps: Sequence[Member], activation: str, block: int, ke
     tensors = [torch.empty(rows, mlp.outputs) for mlp in mlps]
     found = tuple(x.numpy() for x in tensors)
     if len(mlps) * rows > BLOCK // 2 and threads_of(mlps) > 1:
-        forward_threads(
-            given, tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps), relu, block, hidden, found
-        )  # fmt: skip
+        flats, sizes = tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps)
+        with pool.LOCK:
+            forward_threads(given, flats, sizes, relu, block, hidden, found)
     else:
         for i, mlp in enumerate(mlps):
             forward_rows(given, mlp.flat, mlp.sizes, relu, block, hidden[i], found[i])

@@ -9,7 +9,6 @@ and a test that compares the two.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple
 
 import numba
@@ -21,13 +20,13 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foresight.ops import pool
 from foresight.ops.fused_latent import FAST, fast_exp
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]
 Addresses = NDArray[np.int64]
 Four = tuple[np.float32, np.float32, np.float32, np.float32]
-LOCK = threading.Lock()  # not every pool of threads that numba can use serves two callers at once
 
 
 class Layers(NamedTuple):
@@ -71,8 +70,8 @@ def floats(weight: Tensor | None) -> Floats:
 def linear(weight: Bits, bias: Floats, x: Tensor) -> Tensor:
     """W x + b `[T, O]` of x `[T, D]`, without gradient: the twin of `functional.linear`. `bias` may be empty."""
     found = torch.empty(len(x), len(weight))
-    with LOCK:
-        _share()
+    with pool.LOCK:
+        pool.share()
         _linear(weight, bias, x.float().numpy(), found.numpy())
     return found
 
@@ -87,14 +86,10 @@ def layers(
     the places before, and to itself.
     """
     x = x.float().clone()
-    with LOCK:
-        _share()
+    with pool.LOCK:
+        pool.share()
         _layers(*parts, x.numpy(), cos.float().numpy(), sin.float().numpy(), keys, values, room, place)
     return x
-
-
-def _share() -> None:
-    numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
 
 
 @intrinsic

@@ -30,6 +30,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from foresight.ops import pool
+
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -377,12 +379,11 @@ def divided(
     scratch = np.empty((parts, 2, actions))
     if parts <= 1:
         return functools.partial(descend, 0, rows, scratch[0]), functools.partial(expand, 0, rows)
-    from foresight.nets.language.fused_token import LOCK  # late; one pool of threads serves both
 
     def alone(function: Callable[..., Any], *first: Any) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
-            with LOCK:
-                numba.set_num_threads(parts)
+            with pool.LOCK:
+                pool.share(parts)
                 return function(parts, rows, *first, *arguments)
 
         return run
