@@ -167,8 +167,8 @@ def q_step(
     obs, action, reward, discount, next_obs = (x.contiguous().numpy() for x in columns)
     with pool.alone(threads):
         _q_step(
-            online.flat, target.flat, online.sizes, relu, threads, block, obs, action, reward, discount, next_obs, double,
-            max_norm, *adam, fused_mlp.memory(3, padded * online.units).numpy(),
+            online.flat, target.flat, online.sizes, relu, threads, block, obs, action, reward, discount, next_obs,
+            double, max_norm, *adam, fused_mlp.memory(3, padded * online.units).numpy(),
             fused_mlp.memory(4, online.flat.size).numpy(),
             fused_mlp.passing([online], fused_mlp.parts_of(threads, [online], rows)), metrics.numpy(),
         )  # fmt: skip
