@@ -17,8 +17,8 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.ops import fused_mlp, pool
-from foresight.ops.fused_latent import FAST, fast_exp
+from foresight.ops import fused_mlp
+from foresight.ops.fused_latent import FAST, alone, fast_exp, start_threads
 from foresight.ops.fused_mlp import BLOCK, Member, backward_rows, backward_threads, forward_rows, forward_threads
 
 Floats = NDArray[np.float32]
@@ -165,7 +165,7 @@ def q_step(
     threads, block = fused_mlp.threads_of([online]), fused_mlp.block_of([online], rows)
     padded = -(-rows // block) * block
     obs, action, reward, discount, next_obs = (x.contiguous().numpy() for x in columns)
-    with pool.alone(threads):
+    with alone(threads):
         _q_step(
             online.flat, target.flat, online.sizes, relu, threads, block, obs, action, reward, discount, next_obs,
             double, max_norm, *adam, fused_mlp.memory(3, padded * online.units).numpy(),
@@ -198,7 +198,7 @@ def soft_step(
     gradients, hidden = (
         fused_mlp.memory(slot, sum(counts)).split(counts) for slot, counts in zip((4, 3), sizes, strict=True)
     )
-    with pool.alone(threads):
+    with alone(threads):
         _soft_step(
             policy.flat, policy.sizes, policy_relu, (critics[0].flat, critics[1].flat),
             (targets[0].flat, targets[1].flat), critics[0].sizes, relu, flat.detach().numpy(), threads, block, obs,
@@ -214,7 +214,7 @@ def soft_step(
 @functools.cache
 def _prepare() -> None:
     fused_mlp.one_thread()
-    pool.start()
+    start_threads()
 
 
 def pixels(images: Tensor) -> Tensor:

@@ -7,8 +7,13 @@ function has a readable twin, and a test that compares the two.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
+from contextlib import AbstractContextManager
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -23,6 +28,8 @@ Indices = NDArray[np.int64]
 FAST = {"contract", "reassoc", "nsz"}  # sums in any order, so that they vectorize; NaN and infinity stay what they are
 POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 NOTHING = np.empty((0, 0), np.float32)
+LOCK = threading.Lock()  # held while several threads run a loop: not all of numba's layers allow two at once
+_set = threading.local()
 
 
 def norm_silu(u: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -287,3 +294,29 @@ def _two_hot_loss_backward(
         for m in range(codes):
             to[index[i, m]] -= above * (np.float32(1) - weight[i, m])
             to[index[i, m] + 1] -= above * weight[i, m]
+
+
+@functools.cache
+def start_threads() -> None:
+    """Start the threads, and leave torch's count as it is: numba changes that of OpenMP, which may be torch's too.
+
+    Needed before a compiled loop that is linked with one in threads: read from the cache, it does not do so itself.
+    """
+    count = torch.get_num_threads()
+    numba.get_num_threads()  # type: ignore[attr-defined]  # it is exported late
+    torch.set_num_threads(count)
+
+
+def share_threads(wanted: int | None = None) -> int:
+    """Have loops of this Python thread use `wanted` threads, by default torch's; returns how many there are."""
+    start_threads()
+    count: int = max(1, min(wanted or torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    if getattr(_set, "count", 0) != count:  # a call takes as long as a small product
+        numba.set_num_threads(count)
+        _set.count = count
+    return count
+
+
+def alone(threads: int) -> AbstractContextManager[object]:
+    """The context of a loop in so many threads."""
+    return LOCK if threads > 1 else contextlib.nullcontext()

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from foresight.ops import pool
-from foresight.ops.fused_latent import FAST, fast_exp
+from foresight.ops.fused_latent import FAST, LOCK, fast_exp, share_threads
 
 FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
 LARGE = 2**15  # for layers with at least so many weights a second thread is worth its start
@@ -141,7 +140,7 @@ def backward(
     upper, hidden = tuple(grad.contiguous().numpy() for grad in grads), tuple(kept[0] for kept in activations)
     if threads > 1 and count * parts > 1:
         flats, sizes = tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps)
-        with pool.LOCK:
+        with LOCK:
             backward_threads(upper, given, hidden, flats, sizes, relu, written, into.numpy(), scratch)
     else:
         for i, mlp in enumerate(mlps):
@@ -155,7 +154,7 @@ def backward(
 def threads_of(mlps: Sequence[Member]) -> int:
     """How many threads share the passes of `mlps`: torch's, if they are large enough to be worth it."""
     large = torch.get_num_threads() > 1 and any(mlp.large for mlp in mlps)
-    return pool.share() if large else 1
+    return share_threads() if large else 1
 
 
 def parts_of(threads: int, mlps: Sequence[Member], rows: int) -> int:
@@ -174,7 +173,7 @@ def _compiled(x: Tensor, mlps: Sequence[Member], activation: str, block: int, ke
     found = tuple(x.numpy() for x in tensors)
     if len(mlps) * rows > BLOCK // 2 and threads_of(mlps) > 1:
         flats, sizes = tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps)
-        with pool.LOCK:
+        with LOCK:
             forward_threads(given, flats, sizes, relu, block, hidden, found)
     else:
         for i, mlp in enumerate(mlps):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -79,3 +83,19 @@ def test_what_is_not_finite_is_not_hidden() -> None:
     found = TwoHot(bad, bins)
     assert found.mean().isnan().tolist() == found.loss(torch.zeros(2)).isnan().tolist() == [True, False]
     assert fused_latent.norm_silu(bad, torch.ones(255), 1e-4).isnan().any(-1).tolist() == [True, False]
+
+
+STARTED = """
+import torch
+torch.set_num_threads(1)
+from foresight.ops import fused_latent
+fused_latent.start_threads()
+print(torch.get_num_threads(), fused_latent.share_threads(2))
+"""
+
+
+def test_torch_keeps_its_count_when_the_threads_start() -> None:
+    """Otherwise torch has two threads where one was asked for, as numba sets the count of OpenMP."""
+    env = {**os.environ, "NUMBA_NUM_THREADS": "2"}
+    found = subprocess.run([sys.executable, "-c", STARTED], env=env, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1", "2"]

@@ -20,8 +20,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.ops import pool
-from foresight.ops.fused_latent import FAST, fast_exp
+from foresight.ops.fused_latent import FAST, LOCK, fast_exp, share_threads
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]
@@ -70,8 +69,8 @@ def floats(weight: Tensor | None) -> Floats:
 def linear(weight: Bits, bias: Floats, x: Tensor) -> Tensor:
     """W x + b `[T, O]` of x `[T, D]`, without gradient: the twin of `functional.linear`. `bias` may be empty."""
     found = torch.empty(len(x), len(weight))
-    with pool.LOCK:
-        pool.share()
+    with LOCK:
+        share_threads()
         _linear(weight, bias, x.float().numpy(), found.numpy())
     return found
 
@@ -86,8 +85,8 @@ def layers(
     the places before, and to itself.
     """
     x = x.float().clone()
-    with pool.LOCK:
-        pool.share()
+    with LOCK:
+        share_threads()
         _layers(*parts, x.numpy(), cos.float().numpy(), sin.float().numpy(), keys, values, room, place)
     return x
 

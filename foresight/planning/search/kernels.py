@@ -30,7 +30,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from foresight.ops import pool
+from foresight.ops.fused_latent import LOCK, share_threads
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -382,8 +382,8 @@ def divided(
 
     def alone(function: Callable[..., Any], *first: Any) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
-            with pool.LOCK:
-                pool.share(parts)
+            with LOCK:
+                share_threads(parts)
                 return function(parts, rows, *first, *arguments)
 
         return run
