@@ -83,7 +83,7 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)  # hidden layers of policy and critics; table 1
     activation: str = "relu"  # activation of the hidden layers; table 1
     images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
-    precision: str = "float32"  # of products in updates: "float32", "bfloat16" or "auto" (the faster one)
+    precision: str = "float32"  # of products in updates: "float32", "bfloat16", or "auto": see `nets.precision`
     memory: str | None = None  # "gru", "lstm", "gtrxl" or "transformer", over observations; see nets.sequence.memory
     memory_size: int = 64  # width of the memory
     memory_layers: int = 1  # layers of the memory

@@ -84,7 +84,7 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)  # hidden layers over vectors
     activation: str = "relu"  # activation of the hidden layers
     images: str = "nature"  # the trunk over pixels: "nature", "nips", "impala", "vit" or "swin"
-    precision: str = "float32"  # of products in updates: "float32", "bfloat16" or "auto" (the faster one)
+    precision: str = "float32"  # of products in updates: "float32", "bfloat16", or "auto": see `nets.precision`
     threads: int = 1  # torch threads on a CPU; 0: one per core
 
 
