@@ -25,6 +25,7 @@ Floats = NDArray[np.float32]
 Actions = NDArray[np.int64]
 Indices = NDArray[np.int64]
 Pair = tuple[Floats, Floats]
+Each = tuple[Floats, ...]
 
 SCALED = np.arange(256, dtype=np.float32) / np.float32(255)  # a table of byte / 255, as a division takes longer
 
@@ -383,25 +384,28 @@ def _q_step(
     rows, actions = len(obs), sizes[-1]
     next_q = np.empty((-(-rows // block) * block, actions), np.float32)
     q, grad = np.empty_like(next_q), np.zeros((rows, actions), np.float32)
-    _forward(next_obs, target, sizes, relu, threads, block, hidden, next_q)
+    one = (sizes,)
+    _forward(next_obs, (target,), one, relu, threads, block, (hidden,), (next_q,))
     if double:
-        _forward(next_obs, flat, sizes, relu, threads, block, hidden, q)
+        _forward(next_obs, (flat,), one, relu, threads, block, (hidden,), (q,))
     chooses = q if double else next_q
     choice = np.array([np.argmax(chooses[i]) for i in range(rows)])
-    _forward(obs, flat, sizes, relu, threads, block, hidden, q)
+    _forward(obs, (flat,), one, relu, threads, block, (hidden,), (q,))
     _huber_q(q, action, reward, discount, next_q, choice, grad, metrics)
-    _backward(grad, obs, hidden, flat, sizes, relu, threads, gradient, scratch)
+    nothing = np.empty((1, 0, 0), np.float32)
+    _backward((grad,), obs, (hidden,), (flat,), one, relu, threads, (gradient,), nothing, scratch)
     _clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step + 1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _forward(
-    x: Floats, flat: Floats, sizes: Indices, relu: bool, threads: int, block: int, hidden: Floats, found: Floats
+    x: Floats, flats: Each, sizes: Sequence[Indices], relu: bool, threads: int, block: int, hidden: Each, found: Each
 ) -> None:
-    if threads > 1 and len(found) > block:
-        forward_threads(x, (flat,), (sizes,), relu, block, (hidden,), (found,))
+    if threads > 1 and len(flats) * len(found[0]) > block:
+        forward_threads(x, flats, sizes, relu, block, hidden, found)
     else:
-        forward_rows(x, flat, sizes, relu, block, hidden, found)
+        for i in range(len(flats)):
+            forward_rows(x, flats[i], sizes[i], relu, block, hidden[i], found[i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -420,31 +424,31 @@ def _soft_step(
     grads, both = (np.empty((rows, 1), np.float32), np.empty((rows, 1), np.float32)), (sizes, sizes)
     nothing = np.empty((2, 0, 0), np.float32)
 
-    _forward(next_own, policy, policy_sizes, policy_relu, threads, block, policy_hidden, y)
+    _forward(next_own, (policy,), (policy_sizes,), policy_relu, threads, block, (policy_hidden,), (y,))
     _spread(y, low, high, std)
     _squash(y[:rows, :dims], std, next_noise, chosen, logp)
     _join(next_obs, chosen, x)
-    _forward_pair(x, targets, both, relu, threads, block, hidden, next_q)
+    _forward(x, targets, both, relu, threads, block, hidden, next_q)
     _join(obs, action, x)
-    _forward_pair(x, critics, both, relu, threads, block, hidden, q)
+    _forward(x, critics, both, relu, threads, block, hidden, q)
     _soft_q(q[0], q[1], reward, discount, next_q[0], next_q[1], logp, grads[0], grads[1], metrics, alpha)
-    _backward_pair(grads, x, hidden, critics, both, relu, threads, gradients, nothing, scratch)
+    _backward(grads, x, hidden, critics, both, relu, threads, gradients, nothing, scratch)
     _clip_and_step(flat, gradient, np.inf, adam.average, adam.squares, adam.rate, adam.betas, adam.eps, adam.step + 1)
     if not len(noise):
         return
 
-    _forward(own, policy, policy_sizes, policy_relu, threads, block, policy_hidden, y)
+    _forward(own, (policy,), (policy_sizes,), policy_relu, threads, block, (policy_hidden,), (y,))
     _spread(y, low, high, std)
     _squash(y[:rows, :dims], std, noise, chosen, logp)
     _join(obs, chosen, x)
-    _forward_pair(x, critics, both, relu, threads, block, hidden, q)
+    _forward(x, critics, both, relu, threads, block, hidden, q)
     for i in range(rows):  # the gradient of -min(q)
         first, second = q[0][i, 0], q[1][i, 0]
         share = np.float32(0.5) if first == second else np.float32(first < second)
         grads[0][i, 0], grads[1][i, 0] = -share / rows, (share - np.float32(1)) / rows
     into = np.empty((2, rows, x.shape[1]), np.float32)
     none = np.empty(0, np.float32), np.empty(0, np.float32)
-    _backward_pair(grads, x, hidden, critics, both, relu, threads, none, into, scratch)
+    _backward(grads, x, hidden, critics, both, relu, threads, none, into, scratch)
     upper, of_logp, entropy = np.empty((rows, 2 * dims), np.float32), alpha / rows, 0.0
     for i in range(rows):
         entropy -= logp[i]
@@ -454,7 +458,10 @@ def _soft_step(
             inside = low <= y[i, dims + j] <= high
             upper[i, dims + j] = (noise[i, j] * upper[i, j] * std[i, j] - of_logp) if inside else 0.0
     metrics[2] = entropy / rows
-    _backward(upper, own, policy_hidden, policy, policy_sizes, policy_relu, threads, policy_gradient, policy_scratch)
+    _backward(
+        (upper,), own, (policy_hidden,), (policy,), (policy_sizes,), policy_relu, threads, (policy_gradient,), nothing,
+        policy_scratch,
+    )  # fmt: skip
     _clip_and_step(
         policy, policy_gradient, np.inf, policy_adam.average, policy_adam.squares, policy_adam.rate, policy_adam.betas,
         policy_adam.eps, policy_adam.step + 1,
@@ -480,40 +487,17 @@ def _join(a: Floats, b: Floats, x: Floats) -> None:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _forward_pair(
-    x: Floats, flats: Pair, sizes: Sequence[Indices], relu: bool, threads: int, block: int, hidden: Pair, found: Pair
-) -> None:
-    if threads > 1:
-        forward_threads(x, flats, sizes, relu, block, hidden, found)
-    else:
-        for i in range(2):
-            forward_rows(x, flats[i], sizes[i], relu, block, hidden[i], found[i])
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _backward_pair(
-    grads: Pair, x: Floats, hidden: Pair, flats: Pair, sizes: Sequence[Indices], relu: bool, threads: int,
-    places: Pair, into: Floats, scratch: Floats,
+def _backward(
+    grads: Each, x: Floats, hidden: Each, flats: Each, sizes: Sequence[Indices], relu: bool, threads: int, places: Each,
+    into: Floats, scratch: Floats,
 ) -> None:  # fmt: skip
-    if threads > 1:
+    if threads > 1 and len(flats) * scratch.shape[1] > 1:
         backward_threads(grads, x, hidden, flats, sizes, relu, places, into, scratch)
     else:
-        for i in range(2):
+        for i in range(len(flats)):
             backward_rows(
                 grads[i], x, hidden[i], flats[i], sizes[i], relu, places[i], into[i], scratch[0, 0], 0, len(x)
             )  # fmt: skip
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _backward(
-    grad: Floats, x: Floats, hidden: Floats, flat: Floats, sizes: Indices, relu: bool, threads: int, place: Floats,
-    scratch: Floats,
-) -> None:  # fmt: skip
-    nothing = np.empty((1, 0, 0), np.float32)
-    if threads > 1 and scratch.shape[1] > 1:
-        backward_threads((grad,), x, (hidden,), (flat,), (sizes,), relu, (place,), nothing, scratch)
-    else:
-        backward_rows(grad, x, hidden, flat, sizes, relu, place, nothing[0], scratch[0, 0], 0, len(x))
 
 
 @njit(cache=True)
