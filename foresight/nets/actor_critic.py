@@ -15,7 +15,7 @@ from foresight.nets.normalize import ObsNormalizer
 from foresight.nets.outputs import Output, Scalar
 from foresight.nets.scored_actions import ScoredActions
 from foresight.nets.stacked_mlp import StackedMLP
-from foresight.ops.fused_mlp import Member
+from foresight.ops.fused.mlp import Member
 
 
 class SharedTrunk(nn.Module):

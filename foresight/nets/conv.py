@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from foresight.errors import UserError
 from foresight.nets.mlp import Encoder, orthogonal
-from foresight.ops import fused
+from foresight.ops.fused import images
 
 
 class Nature(nn.Module):
@@ -154,7 +154,7 @@ def _pixels(obs: Tensor) -> Tensor:
     traced = tracing or torch.compiler.is_compiling()  # numba code cannot be traced
     ready = flat.is_contiguous(memory_format=torch.channels_last)  # as images `[H, W, C]` are
     if obs.device.type == "cpu" and kind == torch.float32 and not traced and not ready:
-        return fused.pixels(flat)
+        return images.pixels(flat)
     return flat.to(kind, memory_format=torch.channels_last).div_(255)
 
 

@@ -181,7 +181,7 @@ def one_hots(logits: Tensor, groups: int, uniform: float, generator: torch.Gener
     """A sample `[N, G C]` of `OneHots.mixed` of flat logits `[N, G C]`; one loop on a CPU if nothing has a gradient."""
     if not compiled(logits) or torch.is_grad_enabled():
         return OneHots.mixed(logits.unflatten(-1, (groups, -1)), uniform).sample(generator)
-    from foresight.ops import fused_latent  # late: numba is slow to import
+    from foresight.ops.fused import latent as fused_latent  # late: numba is slow to import
 
     found, draws = torch.empty_like(logits), torch.rand(len(logits), groups, generator=generator)
     fused_latent.one_hots(logits, draws, groups, uniform, found)
@@ -397,7 +397,7 @@ class TwoHot:
     def mean(self) -> Tensor:
         """Σ p·bin, the halves summed separately so that symmetric bins with equal p give exactly 0."""
         if compiled(self.wide) and not (torch.is_grad_enabled() and self.wide.requires_grad):
-            from foresight.ops import fused_latent  # late: numba is slow to import
+            from foresight.ops.fused import latent as fused_latent  # late: numba is slow to import
 
             return fused_latent.two_hot_mean(self.wide, self.bins)
         terms = self.choice.mean() * self.bins
@@ -424,7 +424,7 @@ class TwoHot:
         targets = (target, *others)
         if not compiled(self.wide):
             return _total([-self.logp(x) for x in targets])
-        from foresight.ops import fused_latent  # late: numba is slow to import
+        from foresight.ops.fused import latent as fused_latent  # late: numba is slow to import
 
         index, weight = transforms.two_hot_neighbors(torch.stack(targets, -1), self.bins)
         return fused_latent.two_hot_loss(self.wide, index, weight, len(self.bins))
@@ -444,9 +444,9 @@ class _Squashed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         if mean.is_cpu and mean.dtype == torch.float32:
-            from foresight.ops import fused  # late: numba is slow to import, and most outputs do not need it
+            from foresight.ops.fused import soft  # late: numba is slow to import, and most outputs do not need it
 
-            action, logp = fused.squash(mean, std, noise)
+            action, logp = soft.squash(mean, std, noise)
         else:
             u = mean + std * noise
             action = u.tanh()

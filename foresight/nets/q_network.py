@@ -18,7 +18,7 @@ from foresight.nets.noisy import NoisyLinear
 from foresight.nets.stacked_mlp import StackedMLP
 from foresight.nets.values import Values, ValuesHead
 from foresight.ops import value
-from foresight.ops.fused_mlp import Member
+from foresight.ops.fused.mlp import Member
 
 START = 0.1  # gain of the last layer: initial values are near 0
 Noise = list[tuple[Tensor, Tensor]]

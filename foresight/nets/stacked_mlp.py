@@ -2,7 +2,7 @@
 
 On a CPU a layer of 64x64 takes less time than its call. `StackedMLP` therefore keeps all weights in one flat
 parameter (the optimizer and the gradient clip see one tensor), and is a single autograd node of any depth. What it
-computes is `plain`; `ops.fused_mlp` is its fast twin. Under autocast to bfloat16 large layers compute in it, and small
+computes is `plain`; `ops.fused.mlp` is its fast twin. Under autocast to bfloat16 large layers compute in it, and small
 ones, which are no faster in it, in float32.
 """
 
@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from foresight import errors
 from foresight.data.trajectory import Tree
 from foresight.nets.mlp import ACTIVATIONS, SQRT2
-from foresight.ops import fused_mlp
-from foresight.ops.fused_mlp import Member, Place
+from foresight.ops.fused import mlp as fused_mlp
+from foresight.ops.fused.mlp import Member, Place
 
 FEW_ROWS = 64  # with at most so many rows a whole forward pass is faster as a compiled loop, of large layers too
 

@@ -28,7 +28,8 @@ from foresight.nets.q_network import QNetwork
 from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.nets.sequence.vla_actor_critic import VLAActorCritic
 from foresight.nets.values import Values
-from foresight.ops import fused
+from foresight.ops.fused import clipped, double_q, soft
+from foresight.ops.fused.adam import Adam
 from foresight.training import optim
 
 P = ParamSpec("P")
@@ -109,7 +110,7 @@ def clipped_objective(state: Clipped, batch: Trajectory, clip: float) -> tuple[B
     assert batch.logprob is not None and batch.value is not None
     output, values, back = found
     assert isinstance(output, Categorical)  # of a CategoricalHead
-    grad_logits, grad_value, metrics = fused.clipped_objective(
+    grad_logits, grad_value, metrics = clipped.clipped_objective(
         output.logits, values.value, batch.action, batch.logprob, batch.extras["advantage"], batch.extras["target"],
         batch.value, clip, config.clip_value, config.value_coef, config.entropy_coef, config.normalize_advantage,
     )  # fmt: skip
@@ -135,7 +136,7 @@ def clipped_epochs(state: Stepping, data: Trajectory, clip: float) -> Tensor | N
         return None
     assert data.logprob is not None and data.value is not None
     steps = data.obs, data.action, data.logprob, data.extras["advantage"], data.extras["target"], data.value
-    clipping = fused.Clipping(
+    clipping = clipped.Clipping(
         clip, math.inf if config.clip_value is None else config.clip_value, config.value_coef, config.entropy_coef,
         config.normalize_advantage, config.max_grad_norm,
     )  # fmt: skip
@@ -143,7 +144,7 @@ def clipped_epochs(state: Stepping, data: Trajectory, clip: float) -> Tensor | N
     order = torch.cat([torch.randperm(rows, generator=state.shuffler) for _ in range(config.epochs)])
     starts = batch_edges(rows, optim.steps_of(rows, config.minibatches))[:-1]
     edges = [rows * epoch + start for epoch in range(config.epochs) for start in starts]
-    metrics = fused.clipped_epochs(policy, value, relu, flat, steps, order, [*edges, len(order)], clipping, adam)
+    metrics = clipped.clipped_epochs(policy, value, relu, flat, steps, order, [*edges, len(order)], clipping, adam)
     moments["step"] += len(edges)
     return metrics
 
@@ -155,7 +156,7 @@ def q_loss(
     if batch.weight is not None or (found := network.vjp(batch.obs)) is None:
         return None
     q, back = found
-    grad, metrics = fused.huber_q(q, batch.action, batch.reward, batch.discount, next_q.mean(), next_action)
+    grad, metrics = double_q.huber_q(q, batch.action, batch.reward, batch.discount, next_q.mean(), next_action)
     return lambda: back(grad), metrics[0], metrics[1], None
 
 
@@ -194,7 +195,7 @@ def q_step(state: Learner, batch: Transitions) -> tuple[Tensor, Tensor, Tensor |
     columns = batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs
     relu, config = state.network.body.activation == "relu", state.config
     adam = _adam(optimizer, moments)
-    metrics = fused.q_step(online, target, relu, columns, config.double, config.max_grad_norm, adam)
+    metrics = double_q.q_step(online, target, relu, columns, config.double, config.max_grad_norm, adam)
     torch.autograd.graph.increment_version(flat)
     moments["step"] += 1
     return metrics[0], metrics[1], None
@@ -243,7 +244,7 @@ def soft_step(state: SoftLearner, encoded: Encoded) -> dict[str, Tensor] | None:
     (rows, dims), generator = encoded.action.shape, state.inner
     noises = [torch.empty(count, dims).normal_(generator=generator) for count in (rows, rows if due else 0)]
     columns = *features, actor.from_env(encoded.action), encoded.reward, encoded.discount, *noises
-    metrics = fused.soft_step(
+    metrics = soft.soft_step(
         policy[0], online, following, actor.mlp.activation == "relu", critics.mlp.activation == "relu", weights[0],
         columns, actor.head.bounds, alpha.item(), _adam(optimizers[0], held), _adam(optimizers[1], other),
     )  # fmt: skip
@@ -257,9 +258,9 @@ def soft_step(state: SoftLearner, encoded: Encoded) -> dict[str, Tensor] | None:
     return found
 
 
-def _adam(optimizer: torch.optim.Adam, moments: dict[str, Tensor]) -> fused.Adam:
+def _adam(optimizer: torch.optim.Adam, moments: dict[str, Tensor]) -> Adam:
     group = optimizer.param_groups[0]
-    return fused.Adam(
+    return Adam(
         moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy(), int(moments["step"]), group["lr"], group["betas"],
         group["eps"],
     )  # fmt: skip
@@ -279,5 +280,5 @@ def critic_loss(
     if (found := critics.vjp(features, action)) is None:
         return None
     q, back = found
-    grads, metrics = fused.soft_q(q, reward, discount, next_q, next_logp, alpha.item())
+    grads, metrics = soft.soft_q(q, reward, discount, next_q, next_logp, alpha.item())
     return lambda: back(grads), metrics[0], metrics[1]

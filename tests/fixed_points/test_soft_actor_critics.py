@@ -233,7 +233,7 @@ def test_sac_settles_at_the_soft_values_of_its_policy(compiled: bool) -> None:
     _settles(3, compiled)
 
 
-@sabotaged_by("foresight.ops.fused.soft_step", change("alpha", lambda alpha: 0.5 * alpha))
+@sabotaged_by("foresight.ops.fused.soft.soft_step", change("alpha", lambda alpha: 0.5 * alpha))
 def test_sac_settles_at_the_soft_values_of_its_policy_with_one_reward() -> None:
     _settles(1, True)
 

@@ -24,7 +24,7 @@ from tests.house import rules
 
 SMALL = 20  # lines: a file of which no more is reached is a glance, and not counted among the files
 APART = (
-    "ops/fused.py", "ops/fused_mlp.py", "training/twins.py", "nets/conv.py", "nets/sequence/",
+    "ops/fused/", "training/twins.py", "nets/conv.py", "nets/sequence/",
     "nets/language/packed.py", "nets/language/checkpointing.py", "nets/language/tree_attention.py",
     "nets/language/cache.py",
 )  # fmt: skip

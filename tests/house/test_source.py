@@ -15,7 +15,7 @@ Rule = Callable[[str, str], list[str]]
 
 # What a rule forbids and a file does nonetheless, with the reason.
 EXCEPTIONS = {
-    (rules.loops_forward, "ops/fused_mlp.py"): "a backward pass goes back over layers, not over time",
+    (rules.loops_forward, "ops/fused/mlp.py"): "a backward pass goes back over layers, not over time",
     (
         rules.quiet,
         "nets/language/pretrained.py",

@@ -11,7 +11,8 @@ import torch
 
 from foresight.algorithms.language import dapo, dr_grpo, grpo, gspo, rlhf_ppo
 from foresight.data.text import TokenBatch
-from foresight.ops import advantage, fused, kl
+from foresight.ops import advantage, kl
+from foresight.ops.fused import clipped
 from foresight.ops.policy import reinforce
 from tests.invariants import subjects
 from tests.invariants.subjects import FAMILY, REWARDS, of
@@ -171,7 +172,7 @@ def test_equal_numbers_normalize_to_zero(value, count):
     assert not advantage.normalize(x).any()
     assert not advantage.normalize(masked, mask).any() and not advantage.normalize(masked[None], mask[None]).any()
     zeros, nothing = torch.zeros(count), torch.zeros(count, 3)
-    grad, _, watched = fused.clipped_objective(
+    grad, _, watched = clipped.clipped_objective(
         nothing, zeros, zeros.long(), zeros - math.log(3), x, zeros, zeros, 0.2, None, 0.0, 0.0, True
     )
     assert not grad.any() and watched[0] == 0

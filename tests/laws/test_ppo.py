@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from foresight.algorithms.policy import ppo
 from foresight.data.trajectory import Trajectory
-from foresight.ops import advantage, fused, kl, policy, returns, value
+from foresight.ops import advantage, kl, policy, returns, value
+from foresight.ops.fused import clipped
 from tests.algorithms.policy.small_envs import Clock, Gymnasium, choice
 from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled, shift, swap
 
@@ -57,9 +58,9 @@ def _gradient(state: ppo.State, backward) -> torch.Tensor:
     return torch.cat([p.grad.flatten().clone() for p in state.network.parameters()])
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [0.9 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [0.9 * g for g in gs]))
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
-@sabotaged_by("foresight.ops.fused.clipped_objective", change("normalize", lambda x: not x))
+@sabotaged_by("foresight.ops.fused.clipped.clipped_objective", change("normalize", lambda x: not x))
 def test_at_ratio_one_the_gradient_is_the_policy_gradient():
     """Both ways: compiled (CartPole) and readable (Pendulum)."""
     found, expected = [], []
@@ -78,10 +79,12 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient():
 
 
 @sabotaged_by(
-    "foresight.ops.fused.clipped_objective", swap("old_logprob", "advantage"), drop("clip_value"), scaled(1.01)
+    "foresight.ops.fused.clipped.clipped_objective", swap("old_logprob", "advantage"), drop("clip_value"), scaled(1.01)
 )
 @sabotaged_by(
-    "foresight.ops.fused.clipped_objective", change("normalize", lambda x: not x), change("clip_ratio", lambda x: 2 * x)
+    "foresight.ops.fused.clipped.clipped_objective",
+    change("normalize", lambda x: not x),
+    change("clip_ratio", lambda x: 2 * x),
 )
 @given(seed=st.integers(0, 2**31))
 def test_the_compiled_objective_is_the_readable_one(seed):
@@ -100,7 +103,7 @@ def test_the_compiled_objective_is_the_readable_one(seed):
     old_logprob = logits.detach().log_softmax(-1).gather(-1, action[:, None])[:, 0] + 0.3 * normal(n)
     gain, target, old_value = 1 + 2 * normal(n), normal(n), values.detach() + 0.3 * normal(n)
     clip, clip_value, value_coef, entropy_coef = 0.2, 0.1, 0.7, 0.05
-    *grads, watched = fused.clipped_objective(
+    *grads, watched = clipped.clipped_objective(
         logits, values, action, old_logprob, gain, target, old_value, clip, clip_value, value_coef, entropy_coef, True
     )
 
@@ -122,8 +125,8 @@ def test_the_compiled_objective_is_the_readable_one(seed):
     assert not grads[0][: n // 2, 2].any()  # a masked action has exactly no gradient
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [0.9 * g for g in gs]))
-@sabotaged_by("foresight.ops.fused.clipped_objective", scaled(1.01))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [0.9 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.clipped.clipped_objective", scaled(1.01))
 @sabotaged_by("foresight.ops.policy.clip_fraction", scaled(1.01))
 def test_one_objective_for_both_ways():
     """The whole of `objective`, compiled and not, on a real rollout after some learning."""
@@ -199,7 +202,7 @@ def test_what_stands_in_such_a_row_has_no_effect():
 
 
 @sabotaged_by(
-    "foresight.ops.fused.clipped_epochs",
+    "foresight.ops.fused.clipped.clipped_epochs",
     change("adam", lambda a: a._replace(step=3 * a.step)),
     change("order", lambda x: x.flip(0)),
 )

@@ -30,7 +30,7 @@ def _blind(original):
 
 
 @sabotaged_by("foresight.ops.returns.gae", flip_sign, _blind)
-@sabotaged_by("foresight.ops.fused.clipped_objective", returns(lambda x: -x))
+@sabotaged_by("foresight.ops.fused.clipped.clipped_objective", returns(lambda x: -x))
 def test_ppo_balances_the_pole():
     config = ppo.Config(
         steps=25_000, num_envs=8, rollout_steps=32, epochs=20, minibatches=1, learning_rate=1e-3, gamma=0.98,

@@ -30,7 +30,7 @@ def test_image_encoders(network):
         assert (module(images).float() - features).abs().max() < 0.05 * features.abs().max()
 
 
-@sabotaged_by("foresight.ops.fused.pixels", scaled(1.01))
+@sabotaged_by("foresight.ops.fused.images.pixels", scaled(1.01))
 def test_bytes_become_what_torch_makes_of_them():
     images = torch.randint(0, 256, (5, 4, 40, 44), dtype=torch.uint8)
     for given in (images, images.transpose(2, 3), images[::2]):

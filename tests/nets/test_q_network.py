@@ -66,7 +66,7 @@ def test_a_dueling_network_has_its_state_value_for_a_mean(sigma) -> None:
     torch.testing.assert_close(network(obs).mean().mean(-1), state_value)
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
 def test_values_and_backward_pass_are_those_of_autograd() -> None:
     network, obs = QNetwork(VECTOR, 4, PointHead(), (16, 16)), torch.randn(70, 5)
     weight = torch.randn(70, 4)
@@ -101,7 +101,7 @@ def test_a_target_follows() -> None:
     assert torch.equal(target.body.flat, source.body.flat)
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
 def test_frozen_critics_pass_the_gradient_on_and_keep_none() -> None:
     for compiled in (True, False):
         _passes_on(compiled)
@@ -148,7 +148,7 @@ def test_a_draw_comes_with_its_log_probability() -> None:
     torch.testing.assert_close(output.logp(action), logp, rtol=1e-3, atol=1e-3)
 
 
-@sabotaged_by("foresight.ops.fused.squash", scaled(0.99))
+@sabotaged_by("foresight.ops.fused.soft.squash", scaled(0.99))
 @sabotaged_by("foresight.nets.outputs._Squashed.backward", lambda f: lambda *a: (0.9 * f(*a)[0], *f(*a)[1:]))
 def test_the_gradient_of_a_draw_is_autograds() -> None:
     """Compiled (float32) and not, through the action and through its log-probability."""

@@ -39,8 +39,8 @@ def _random(inputs: int, hidden: tuple[int, ...], activation: str) -> StackedMLP
     return module
 
 
-@sabotaged_by("foresight.ops.fused_mlp.forward", scaled(1.01))
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [2 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.mlp.forward", scaled(1.01))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [2 * g for g in gs]))
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize(("inputs", "hidden"), SHAPES)
 @pytest.mark.parametrize("shape", [(300,), (7, 11)])
@@ -95,7 +95,7 @@ def test_a_row_has_the_same_bits_in_every_batch(sizes, hidden):
         assert torch.equal(module(x[chosen])[0], whole[chosen])
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [2 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [2 * g for g in gs]))
 @pytest.mark.parametrize("hidden", [(64, 64), (256, 256)])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_the_backward_pass_without_autograd_is_that_of_autograd(activation, hidden):
@@ -117,9 +117,11 @@ def test_the_backward_pass_without_autograd_is_that_of_autograd(activation, hidd
     assert _random(4, (8,), "elu").vjp(x) is None and module.vjp(x.double()) is None
 
 
-@sabotaged_by("foresight.ops.fused_mlp.forward_threads", lambda f: lambda x, *rest: f(1.01 * x, *rest))
 @sabotaged_by(
-    "foresight.ops.fused_mlp.backward_threads", lambda f: lambda gs, *rest: f(tuple(2 * g for g in gs), *rest)
+    "foresight.ops.fused.mlp.forward_threads", lambda f: lambda xs, *rest: f(tuple(1.01 * x for x in xs), *rest)
+)
+@sabotaged_by(
+    "foresight.ops.fused.mlp.backward_threads", lambda f: lambda gs, *rest: f(tuple(2 * g for g in gs), *rest)
 )
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS == 1, reason="needs two processors")
 @pytest.mark.parametrize("outputs", [(2,), (2, 1, 5)])
@@ -138,7 +140,7 @@ def test_threads_share_the_rows_of_large_layers(outputs):
 
 
 @sabotaged_by("foresight.nets.stacked_mlp._kind", lambda f: lambda: torch.float32)
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_large_layers_follow_autocast_more_closely_than_plain_torch_and_small_ones_do_not(activation):
     module, x, weights = _random(4, (256, 256), activation), torch.randn(300, 4), torch.randn(300)
@@ -247,7 +249,7 @@ def test_gradients_can_be_differentiated_again_with_create_graph():
         assert torch.equal(twice(x)[0], once(x)[0])
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
 def test_members_of_different_widths_without_hidden_layers_have_the_gradients_of_autograd() -> None:
     members, x = StackedMLP(4, (), (3, 5), (1.0, 1.0)), torch.randn(7, 4)
     parts = [torch.randn(7, 3), torch.randn(7, 5)]

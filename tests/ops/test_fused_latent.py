@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from foresight.nets import outputs
 from foresight.nets.outputs import OneHots, TwoHot
-from foresight.ops import fused_latent, transforms
+from foresight.ops import transforms
+from foresight.ops.fused import latent as fused_latent
 from tests.sabotage import change, sabotaged_by
 
 
@@ -22,7 +23,7 @@ def _near(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
 
 
-@sabotaged_by("foresight.ops.fused_latent.norm_silu", change("eps", lambda x: 100 * x))
+@sabotaged_by("foresight.ops.fused.latent.norm_silu", change("eps", lambda x: 100 * x))
 def test_norm_and_silu() -> None:
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(3, 5, 33, generator=generator) * torch.tensor([0.01, 1.0, 30.0]).view(3, 1, 1)
@@ -37,7 +38,7 @@ def test_norm_and_silu() -> None:
 
 
 @pytest.mark.parametrize("classes", [3, 16])
-@sabotaged_by("foresight.ops.fused_latent.one_hots", change("uniform", lambda x: 0.5 * x))
+@sabotaged_by("foresight.ops.fused.latent.one_hots", change("uniform", lambda x: 0.5 * x))
 def test_one_hots(classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits, draws = 5 * torch.randn(40, 4 * classes, generator=generator), torch.rand(40, 4, generator=generator)
@@ -57,7 +58,7 @@ def test_samples_have_their_probabilities() -> None:
     torch.testing.assert_close(found.mean(0), expected, atol=0.015, rtol=0)
 
 
-@sabotaged_by("foresight.ops.fused_latent.two_hot_loss", change("weight", lambda w: 1 - w))
+@sabotaged_by("foresight.ops.fused.latent.two_hot_loss", change("weight", lambda w: 1 - w))
 def test_two_hots() -> None:
     generator = torch.Generator().manual_seed(0)
     bins = transforms.symexp_bins(31, 4.0)
@@ -88,7 +89,7 @@ def test_what_is_not_finite_is_not_hidden() -> None:
 STARTED = """
 import torch
 torch.set_num_threads(1)
-from foresight.ops import fused_latent
+from foresight.ops.fused import latent as fused_latent
 fused_latent.start_threads()
 print(torch.get_num_threads(), fused_latent.share_threads(2))
 """

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.envs.base import Feedback, Spaces, Unrolled
-from foresight.ops.fused_mlp import Member, forward_rows, one_thread
+from foresight.ops.fused.mlp import Member, forward_rows, one_thread
 
 _CHUNK = 1 << 15  # bytes of observations that are allocated at once: a kept row keeps its chunk alive, and rows that
 # outlive two small collections of garbage bring on a full one, which takes 0.2 seconds

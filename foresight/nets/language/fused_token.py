@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.ops.fused_latent import FAST, LOCK, fast_exp, share_threads
+from foresight.ops.fused.latent import FAST, LOCK, fast_exp, share_threads
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]

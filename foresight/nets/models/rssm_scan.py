@@ -99,7 +99,7 @@ def rollout(
 
     `draws` `[N, H, G]` are uniform, one for each categorical of the prior.
     """
-    from foresight.ops import fused_latent  # late: numba is slow to import
+    from foresight.ops.fused import latent as fused_latent  # late: numba is slow to import
 
     sizes, weights = weights_of(model)
     cell = Cell(sizes, weights)
@@ -137,7 +137,7 @@ class Cell:
 
         `mixed` `[N, D]` holds the bias and the action's part of the mixture; the others are added to it.
         """
-        from foresight.ops import fused_latent  # late: numba is slow to import
+        from foresight.ops.fused import latent as fused_latent  # late: numba is slow to import
 
         w, rows, blocks, part = self.weights, len(deter), self.sizes.blocks, self.part
         u = deter.new_empty(rows, 2, self.width)
@@ -162,7 +162,7 @@ class _Scan(torch.autograd.Function):
         sizes: Sizes, *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         w = Weights(*weights)
-        from foresight.ops import fused_latent  # late: numba is slow to import
+        from foresight.ops.fused import latent as fused_latent  # late: numba is slow to import
 
         cell = Cell(sizes, w)
         batch, steps, _ = inputs.shape

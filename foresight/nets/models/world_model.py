@@ -133,7 +133,7 @@ class Dense(nn.Sequential):
         """`[..., inputs]` to `[..., outputs]`; on a CPU, norm and SiLU are one loop."""
         if not compiled(x):
             return super().forward(x)  # type: ignore[no-untyped-call]  # torch's
-        from foresight.ops import fused_latent  # late: numba is slow to import
+        from foresight.ops.fused import latent as fused_latent  # late: numba is slow to import
 
         return fused_latent.norm_silu(self[0](x), self.get_parameter("1.weight"), EPS)
 

@@ -30,7 +30,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from foresight.ops.fused_latent import LOCK, share_threads
+from foresight.ops.fused.latent import LOCK, share_threads
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]

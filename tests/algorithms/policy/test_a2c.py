@@ -28,7 +28,7 @@ def test_a2c_golden():
     assert a2c.update(blank(a2c), lost)["policy_loss"] == pytest.approx(LN2 * (1.2 + 2.0) / 2, rel=1e-5)
 
 
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [0.9 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [0.9 * g for g in gs]))
 @sabotaged_by("foresight.ops.policy.reinforce", scaled(1.1))
 def test_a2c_takes_a_step_of_rmsprop_along_the_policy_gradient():
     state = blank(a2c, value_coef=0.0, max_grad_norm=1e9)

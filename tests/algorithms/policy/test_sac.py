@@ -67,7 +67,7 @@ def _resumes(module, config, make) -> None:
     assert whole.episodes == resumed.episodes
 
 
-@sabotaged_by("foresight.ops.fused.soft_step", change("columns", lambda x: (*x[:5], -x[5], *x[6:])))  # the reward
+@sabotaged_by("foresight.ops.fused.soft.soft_step", change("columns", lambda x: (*x[:5], -x[5], *x[6:])))  # the reward
 @sabotaged_by("foresight.nets.critics.SquashedActor.from_env", lambda f: lambda self, action: -f(self, action))
 def test_sac_learns_where_to_aim() -> None:
     env = aim()
@@ -143,8 +143,8 @@ def test_actions_of_the_wrong_kind_are_named() -> None:
         sac_discrete.build(DISCRETE, aim().spaces)
 
 
-@sabotaged_by("foresight.ops.fused.soft_q", scaled(1.01), change("alpha", lambda a: 2 * a))
-@sabotaged_by("foresight.ops.fused_mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
+@sabotaged_by("foresight.ops.fused.soft.soft_q", scaled(1.01), change("alpha", lambda a: 2 * a))
+@sabotaged_by("foresight.ops.fused.mlp.backward", change("grads", lambda gs: [1.1 * g for g in gs]))
 @pytest.mark.parametrize("n", [1, 3])
 def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
     """A whole update of SAC, compiled and not: the same losses, and critics that moved alike."""
@@ -166,7 +166,7 @@ def test_the_compiled_critics_are_the_readable_ones(n: int) -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-@sabotaged_by("foresight.ops.fused.soft_step", change("alpha", lambda a: 1.1 * a), change("relu", lambda r: not r))
+@sabotaged_by("foresight.ops.fused.soft.soft_step", change("alpha", lambda a: 1.1 * a), change("relu", lambda r: not r))
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(("hidden", "threads"), [((16,), 1), ((256, 256), 1), ((256, 256), 2)])
 def test_the_compiled_gradient_steps_are_the_readable_ones(hidden: tuple[int, ...], threads: int, every: int) -> None:
@@ -217,7 +217,7 @@ def test_updates_in_bfloat16_are_near_those_in_float32() -> None:
         assert found[0][name] != found[1][name] == pytest.approx(found[0][name], rel=0.02)
 
 
-@sabotaged_by("foresight.ops.fused.soft_step", change("alpha", lambda alpha: 0 * alpha))
+@sabotaged_by("foresight.ops.fused.soft.soft_step", change("alpha", lambda alpha: 0 * alpha))
 @sabotaged_by("foresight.nets.critics.SquashedActor.from_env", scaled(0.5))
 def test_sac_finds_the_soft_optimal_policy() -> None:
     """With reward -(a - 1)² / 2 on [-4, 4] and fixed α: π ∝ exp(r / α) is a normal with variance α."""

@@ -14,7 +14,8 @@ from foresight.data.priorities import Prioritized
 from foresight.data.replay import Transitions
 from foresight.envs.base import Spaces
 from foresight.errors import UserError
-from foresight.ops import fused, value
+from foresight.ops import value
+from foresight.ops.fused import double_q
 from foresight.runtime import machine
 from tests.algorithms.policy.small_envs import Clock, choice, hidden_choice, sides
 from tests.algorithms.small_runs import GAMMA, last, time_limit_ends
@@ -61,7 +62,7 @@ def _with_reward(factor: float):
     return change("columns", lambda columns: (*columns[:2], factor * columns[2], *columns[3:]))
 
 
-@sabotaged_by("foresight.ops.fused.q_step", _with_reward(-1.0))
+@sabotaged_by("foresight.ops.fused.double_q.q_step", _with_reward(-1.0))
 def test_dqn_learns_and_explores_at_random_with_probability_epsilon() -> None:
     env = choice()
     state = dqn.build(DQN, env.spaces)
@@ -178,7 +179,7 @@ def _no_final(original):
 
 
 @sabotaged_by("foresight.data.replay.Replay.add", time_limit_ends, _no_final)
-@sabotaged_by("foresight.ops.fused.q_step", _with_reward(0.9))
+@sabotaged_by("foresight.ops.fused.double_q.q_step", _with_reward(0.9))
 @sabotaged_by("foresight.data.replay.Replay.gather", change("gamma", lambda g: 1.05 * g))
 def test_dqn_reaches_the_closed_form() -> None:
     """With terminations, and cut by time limits only; with one reset rule and the other."""
@@ -208,7 +209,7 @@ def test_reward_one_for_ever_is_worth_twenty() -> None:
     assert state.network(torch.ones(1, 1)).mean().detach().flatten().tolist() == pytest.approx([20, 20], abs=1)
 
 
-@sabotaged_by("foresight.ops.fused.huber_q", scaled(1.01), swap("following", "q"))
+@sabotaged_by("foresight.ops.fused.double_q.huber_q", scaled(1.01), swap("following", "q"))
 @pytest.mark.parametrize("double", [False, True])
 def test_the_compiled_objective_is_the_readable_one(double: bool) -> None:
     config = dqn.Config(double=double, hidden=(16,))
@@ -231,7 +232,7 @@ def test_the_compiled_objective_is_the_readable_one(double: bool) -> None:
     torch.testing.assert_close(gradient, state.network.body.flat.grad, rtol=1e-4, atol=1e-6)
 
 
-@sabotaged_by("foresight.ops.fused.q_step", _with_reward(1.01), change("double", lambda double: not double))
+@sabotaged_by("foresight.ops.fused.double_q.q_step", _with_reward(1.01), change("double", lambda double: not double))
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize(("hidden", "threads"), [((16,), 1), ((256, 256), 1), ((256, 256), 2)])
 def test_the_compiled_gradient_step_is_the_readable_one(hidden: tuple[int, ...], threads: int, double: bool) -> None:
@@ -279,7 +280,7 @@ def test_the_compiled_gradient_is_that_of_the_q_target() -> None:
     q = torch.randn(40, 3, requires_grad=True)
     action, choice = torch.randint(0, 3, (40,)), torch.randint(0, 3, (40,))
     reward, discount, following = torch.randn(40), torch.rand(40), torch.randn(40, 3)
-    grad, seen = fused.huber_q(q.detach(), action, reward, discount, following, choice)
+    grad, seen = double_q.huber_q(q.detach(), action, reward, discount, following, choice)
     done = q.gather(-1, action[:, None])[:, 0]
     loss = value.huber_loss(done, value.double_q_target(reward, discount, following, choice)).mean()
     loss.backward()

@@ -133,7 +133,7 @@ class Seldom:
         return action
 
 
-@sabotaged_by("foresight.ops.fused_latent.gated", change("before", torch.zeros_like))
+@sabotaged_by("foresight.ops.fused.latent.gated", change("before", torch.zeros_like))
 def test_the_compiled_recurrence_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """States, samples, the gradients of all weights and of the first state, and imagination."""
     model = _model()

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from foresight.ops.fused_latent import FAST, LOCK, fast_exp, share_threads
+from foresight.ops.fused.latent import FAST, LOCK, fast_exp, share_threads, start_threads
 
 FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
 LARGE = 2**15  # for layers with at least so many weights a second thread is worth its start
@@ -79,6 +79,13 @@ def one_thread() -> None:
     for library in ThreadpoolController().lib_controllers:
         if "scipy.libs" in library.filepath:
             library.set_num_threads(1)
+
+
+@functools.cache
+def start() -> None:
+    """Call this before a compiled loop whose threads compute passes."""
+    one_thread()
+    start_threads()
 
 
 def outputs(x: Tensor, mlps: Sequence[Member], activation: str) -> list[Tensor]:
@@ -174,7 +181,7 @@ def _compiled(x: Tensor, mlps: Sequence[Member], activation: str, block: int, ke
     if len(mlps) * rows > BLOCK // 2 and threads_of(mlps) > 1:
         flats, sizes = tuple(mlp.flat for mlp in mlps), tuple(mlp.sizes for mlp in mlps)
         with LOCK:
-            forward_threads(given, flats, sizes, relu, block, hidden, found)
+            forward_threads((given,) * len(mlps), flats, sizes, relu, block, hidden, found)
     else:
         for i, mlp in enumerate(mlps):
             forward_rows(given, mlp.flat, mlp.sizes, relu, block, hidden[i], found[i])
@@ -183,14 +190,14 @@ def _compiled(x: Tensor, mlps: Sequence[Member], activation: str, block: int, ke
 
 @njit(cache=True, nogil=True, error_model="numpy", parallel=True)
 def forward_threads(
-    x: Floats, flats: Sequence[Floats], sizes: Sequence[Indices], relu: bool, block: int, hidden: Sequence[Floats],
-    found: Sequence[Floats],
+    xs: Sequence[Floats], flats: Sequence[Floats], sizes: Sequence[Indices], relu: bool, block: int,
+    hidden: Sequence[Floats], found: Sequence[Floats],
 ) -> None:  # fmt: skip
-    """The compiled loop of `forward` of several MLPs, each thread with its blocks of rows."""
+    """The compiled loop of `forward` of several MLPs, each with its rows; each thread has its blocks of them."""
     blocks = len(found[0]) // block
     for task in prange(len(flats) * blocks):
         i, begin = task // blocks, task % blocks * block
-        forward_block(x, flats[i], sizes[i], relu, begin, begin + block, hidden[i], found[i])
+        forward_block(xs[i], flats[i], sizes[i], relu, begin, begin + block, hidden[i], found[i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -311,6 +318,34 @@ def backward_rows(
                 grad = lower
             elif len(into):
                 np.dot(grad, weight, into[begin:end])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def forward_mlps(
+    xs: Sequence[Floats], flats: Sequence[Floats], sizes: Sequence[Indices], relu: bool, threads: int, block: int,
+    hidden: Sequence[Floats], found: Sequence[Floats],
+) -> None:  # fmt: skip
+    """The passes of several MLPs, each with its rows, as a part of a larger loop; in threads where they are many."""
+    if threads > 1 and len(flats) * len(found[0]) > block:
+        forward_threads(xs, flats, sizes, relu, block, hidden, found)
+    else:
+        for i in range(len(flats)):
+            forward_rows(xs[i], flats[i], sizes[i], relu, block, hidden[i], found[i])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def backward_mlps(
+    grads: Sequence[Floats], x: Floats, hidden: Sequence[Floats], flats: Sequence[Floats], sizes: Sequence[Indices],
+    relu: bool, threads: int, places: Sequence[Floats], into: Floats, scratch: Floats,
+) -> None:  # fmt: skip
+    """The passes back of several MLPs, as a part of a larger loop, in the parts of `scratch` (see `passing`)."""
+    if threads > 1 and len(flats) * scratch.shape[1] > 1:
+        backward_threads(grads, x, hidden, flats, sizes, relu, places, into, scratch)
+    else:
+        for i in range(len(flats)):
+            backward_rows(
+                grads[i], x, hidden[i], flats[i], sizes[i], relu, places[i], into[i], scratch[0, 0], 0, len(x)
+            )
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
