@@ -8,7 +8,8 @@ the latter). The rest is MuZero (arXiv:1911.08265).
 
 Kept: the value prefix with its resets every `lstm_horizon` steps, in the unroll and in the search; self-supervised
 consistency through a normalized projection and a predictor (SimSiam); off-policy correction: old transitions bootstrap
-after fewer steps; reanalyzed policy targets from a target network, which also gives the bootstrap values.
+after fewer steps; reanalyzed policy targets from searches of a target network with root noise, as in the authors' code;
+it also gives the bootstrap values.
 
 Different here: a time limit is not a termination; uniform replay unless `priority_exponent` is set; Adam; no image
 augmentation.
@@ -123,9 +124,14 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
+    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network.
+
+    It has root noise: an action whose prior is near 0 would have no visits, and so neither in any later target.
+    """
+    config = state.config
+    noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     obs, legal = muzero_targets.observe(state, obs)
-    found = search(state.target, obs, state.config.simulations, RULE, legal=legal)
+    found = search(state.target, obs, config.simulations, RULE, legal=legal, noise=noise, generator=state.generator)
     return {"weights": found.weights, "value": found.value}
 
 

@@ -168,7 +168,7 @@ def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
     seen = torch.stack([env.reset(seed) for seed in range(3)], 1)  # [4, 3, ...]
     names = ("weights", "actions") if module is sampled_muzero else ("weights",)
     state.generator.manual_seed(7)
-    drawn = module is gumbel_muzero  # its search draws with and without exploring, but for noise
+    drawn = module in (gumbel_muzero, efficientzero)  # their reanalysis draws as exploring does
     _, acted, _ = module.act(state, seen.flatten(0, 1), explore=drawn)
     ones, nothing = torch.ones(4, 3), {key: torch.zeros_like(acted[key]).unflatten(0, (4, 3)) for key in names}
     batch = Trajectory(seen, torch.zeros(4, 3), ones, ones, 0 * ones, ones, extras=nothing)
