@@ -41,11 +41,11 @@ def clip_and_step_threads(
     betas: tuple[float, float], eps: float, step: int, threads: int,
 ) -> None:  # fmt: skip
     """The same; with more than one of `threads` each has a part of the weights."""
-    scale, size, root = _factors(gradient, max_norm, rate, betas, step)
-    if threads > 1:
-        _step_threads(flat, gradient, scale, average, squares, size, betas, eps, root, threads)
+    if threads == 1:
+        clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step)
     else:
-        _step(flat, gradient, scale, average, squares, size, betas, eps, root)
+        scale, size, root = _factors(gradient, max_norm, rate, betas, step)
+        _step_threads(flat, gradient, scale, average, squares, size, betas, eps, root, threads)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", parallel=True)
