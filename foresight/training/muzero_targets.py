@@ -33,7 +33,7 @@ from foresight.nets.models.muzero import LatentModel
 from foresight.nets.outputs import Output
 from foresight.ops import latent, returns
 from foresight.planning.search import memory, selection
-from foresight.planning.search.mcts import Model
+from foresight.planning.search.mcts import Dirichlet, Model
 from foresight.training import optim
 from foresight.training.options import ModelTraining
 
@@ -192,6 +192,15 @@ def check_exploration(config: ExplorationConfig) -> None:
     if not temperatures or not all(0 <= temperature < math.inf for temperature in temperatures):
         raise UserError(f"temperatures must be one or more finite numbers of at least 0, not {temperatures}.")
     selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
+
+
+def root_noise(config: ExplorationConfig) -> Dirichlet:
+    """The noise in the prior of the root, of searches that act and of those that reanalyze.
+
+    Without it in the latter, an action whose prior is near 0 would have no visits, and so neither in any later target.
+    EfficientZero's authors have it there as well.
+    """
+    return Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
 
 
 def check_play(config: PlayConfig) -> None:

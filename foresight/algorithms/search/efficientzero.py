@@ -31,7 +31,7 @@ from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.models.efficientzero import PrefixModel
 from foresight.ops import diagnostics, latent
-from foresight.planning.search.mcts import PUCT, Dirichlet, search
+from foresight.planning.search.mcts import PUCT, search
 from foresight.training import muzero_targets
 from foresight.training.options import ModelTraining
 
@@ -98,11 +98,11 @@ def act(
     `simulations` defaults to the Config's.
     """
     config = state.config
-    noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     obs, legal = muzero_targets.observe(state, obs)
     found = search(
         state.network, obs, config.simulations if simulations is None else simulations, RULE, legal=legal,
-        noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
+        noise=muzero_targets.root_noise(config) if explore else None,
+        temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
@@ -124,14 +124,12 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network.
-
-    It has root noise: an action whose prior is near 0 would have no visits, and so neither in any later target.
-    """
-    config = state.config
-    noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
+    """Policy targets and root values of observations `[N, ...]`, by a search of the target network with root noise."""
     obs, legal = muzero_targets.observe(state, obs)
-    found = search(state.target, obs, config.simulations, RULE, legal=legal, noise=noise, generator=state.generator)
+    found = search(
+        state.target, obs, state.config.simulations, RULE, legal=legal,
+        noise=muzero_targets.root_noise(state.config), generator=state.generator,
+    )  # fmt: skip
     return {"weights": found.weights, "value": found.value}
 
 

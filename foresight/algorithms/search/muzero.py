@@ -11,7 +11,7 @@ two-player games with discount -γ, so that values are those of the player to mo
 temperature; scalars as two-hot categoricals of the signed hyperbolic transform (appendix F); latents scaled to [0, 1],
 unrolled losses weighted 1/K, the gradient into the dynamics halved (appendix G); absorbing states of value and reward 0
 after a termination; reanalysis: a share of the policy targets comes from a new search with a target network, which also
-gives the bootstrap values.
+gives the bootstrap values. The papers leave open whether that search has root noise; here it has.
 
 Different here: a time limit is not a termination (later steps are masked, and the return bootstraps with the final
 observation); sequences of games may be trained on under symmetries of the board; Adam. Replay is uniform (LightZero's
@@ -34,7 +34,7 @@ from foresight.envs.base import Env, Spaces, require_num_envs
 from foresight.envs.games import selfplay
 from foresight.envs.games.game import Game
 from foresight.ops import diagnostics, latent
-from foresight.planning.search.mcts import PUCT, Dirichlet, search
+from foresight.planning.search.mcts import PUCT, search
 from foresight.training import muzero_targets
 from foresight.training.options import ModelTraining
 
@@ -92,11 +92,11 @@ def act(
     `simulations` defaults to the Config's (`muzero_targets.num_simulations`). In a game `obs` may be positions.
     """
     config = state.config
-    noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     obs, legal = muzero_targets.observe(state, obs)
     found = search(
         state.network, obs, muzero_targets.num_simulations(config, explore, simulations), _rule(state), legal=legal,
-        noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
+        noise=muzero_targets.root_noise(config) if explore else None,
+        temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
     extras = {"weights": found.weights, "value": found.value, "visits": found.visits}
@@ -115,9 +115,12 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
+    """Policy targets and root values of observations `[N, ...]`, by a search of the target network with root noise."""
     obs, legal = muzero_targets.observe(state, obs)
-    found = search(state.target, obs, state.config.simulations, _rule(state), legal=legal)
+    found = search(
+        state.target, obs, state.config.simulations, _rule(state), legal=legal,
+        noise=muzero_targets.root_noise(state.config), generator=state.generator,
+    )  # fmt: skip
     return {"weights": found.weights, "value": found.value}
 
 

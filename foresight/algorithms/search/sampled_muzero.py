@@ -32,7 +32,7 @@ from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead, TanhNormalHead
 from foresight.nets.models.muzero import LatentModel
 from foresight.ops import diagnostics, latent
-from foresight.planning.search.mcts import PUCT, Dirichlet, SearchResult, search
+from foresight.planning.search.mcts import PUCT, SearchResult, search
 from foresight.planning.search.sampled import SampledActions, root_actions
 from foresight.training import muzero_targets
 from foresight.training.options import ModelTraining
@@ -121,7 +121,8 @@ def act(
     `[B]` is the action. `visits`, `prior` `[B, N]` and `tree` are of the samples. `simulations` defaults to the
     Config's.
     """
-    found, drawn = _search(state, state.network, obs, explore, simulations)
+    temperature = muzero_targets.temperature(state) if explore else 0.0
+    found, drawn = _search(state, state.network, obs, explore, temperature, simulations)
     taken = drawn[torch.arange(len(drawn), device=drawn.device), found.action]
     action = taken if _is_discrete(state) else state.low + (taken + 1) / 2 * (state.high - state.low)
     extras = {"actions": drawn, "weights": found.weights, "value": found.value, "taken": taken, "visits": found.visits}
@@ -129,15 +130,13 @@ def act(
 
 
 def _search(
-    state: State, network: LatentModel, obs: Tree, explore: bool, simulations: int | None = None
+    state: State, network: LatentModel, obs: Tree, noisy: bool, temperature: float = 0.0, simulations: int | None = None
 ) -> tuple[SearchResult, Tensor]:
     config, (obs, legal) = state.config, muzero_targets.observe(state, obs)
     model = SampledActions(network, state.head, config.samples, state.generator, legal, config.sample_temperature)
-    noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     found = search(
         model, obs, config.simulations if simulations is None else simulations, RULE,
-        noise=noise if explore else None,
-        temperature=muzero_targets.temperature(state) if explore else 0.0, generator=state.generator,
+        noise=muzero_targets.root_noise(config) if noisy else None, temperature=temperature, generator=state.generator,
     )  # fmt: skip
     return found, root_actions(found.tree)
 
@@ -154,8 +153,10 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets and root values of observations `[N, ...]`, with new actions sampled by the target network."""
-    found, drawn = _search(state, state.target, obs, False)
+    """Policy targets and root values of observations `[N, ...]`, from a search with root noise among new actions
+    that the target network samples.
+    """
+    found, drawn = _search(state, state.target, obs, noisy=True)
     return {"weights": found.weights, "actions": drawn, "value": found.value}
 
 

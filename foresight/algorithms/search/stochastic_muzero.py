@@ -33,7 +33,7 @@ from foresight.envs.base import Env, Spaces, require_end, require_num_envs
 from foresight.nets import encoders
 from foresight.nets.models.stochastic_muzero import ChanceModel
 from foresight.ops import diagnostics, latent
-from foresight.planning.search.mcts import PUCT, Dirichlet, search
+from foresight.planning.search.mcts import PUCT, search
 from foresight.training import muzero_targets
 from foresight.training.options import ModelTraining
 
@@ -99,11 +99,11 @@ def act(
     which the chance outcomes have the numbers after the actions'. `simulations` defaults to the Config's.
     """
     config = state.config
-    noise = Dirichlet(config.dirichlet_alpha, config.dirichlet_fraction)
     obs, legal = _observe(state, obs)
     found = search(
         state.network, obs, config.simulations if simulations is None else simulations, rule(config), legal=legal,
-        noise=noise if explore else None, temperature=muzero_targets.temperature(state) if explore else 0.0,
+        noise=muzero_targets.root_noise(config) if explore else None,
+        temperature=muzero_targets.temperature(state) if explore else 0.0,
         generator=state.generator if explore else None,
     )  # fmt: skip
     tree, own = found.tree, slice(state.network.actions)
@@ -123,9 +123,12 @@ def targets(state: State, batch: Trajectory) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def reanalyze(state: State, obs: Tree) -> dict[str, Tensor]:
-    """Policy targets and root values of observations `[N, ...]`, from a new search with the target network."""
+    """Policy targets and root values of observations `[N, ...]`, by a search of the target network with root noise."""
     obs, legal = _observe(state, obs)
-    found = search(state.target, obs, state.config.simulations, rule(state.config), legal=legal)
+    found = search(
+        state.target, obs, state.config.simulations, rule(state.config), legal=legal,
+        noise=muzero_targets.root_noise(state.config), generator=state.generator,
+    )  # fmt: skip
     return {"weights": found.weights[:, : state.network.actions], "value": found.value}
 
 

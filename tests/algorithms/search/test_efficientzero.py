@@ -55,18 +55,6 @@ def test_no_constant_agrees_with_what_is_projected() -> None:
     assert (projected.std(0) > 0.5).all()  # and no number of them has collapsed
 
 
-@sabotaged_by("foresight.planning.search.selection.dirichlet", lambda f: lambda logits, *_: logits)
-def test_reanalysis_also_tries_what_the_prior_excludes() -> None:
-    """Otherwise a prior near 0 would be the target of the next prior. Without a fraction of noise it is."""
-    weights, obs = [], torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-    for fraction in (0.5, 0.0):
-        state = state_of(simulations=8, reanalyze=1.0, dirichlet_fraction=fraction)
-        with torch.no_grad():
-            state.target.policy.bias.copy_(torch.tensor([0.0, 30.0]))
-        weights.append(efficientzero.reanalyze(state, obs)["weights"][:, 0].mean().item())
-    assert weights[0] > 0.1 and weights[1] == 0
-
-
 @sabotaged_by("foresight.ops.latent.negative_cosine", flip_sign, returns(torch.detach))
 def test_consistency_starts_far_from_its_optimum_and_is_learned() -> None:
     state = state_of(batch_size=64, learning_rate=3e-3)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresight.algorithms.search import efficientzero, gumbel_muzero, sampled_muzero, stochastic_muzero
+from foresight.algorithms.search import efficientzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.data.trajectory import Trajectory
 from foresight.nets.models.muzero import CategoricalScalar
 from foresight.training import muzero_targets, optim
@@ -158,7 +158,7 @@ def test_what_comes_back_through_the_dynamics_is_halved(module: ModuleType) -> N
 @pytest.mark.parametrize("module", ALL, ids=name)
 @sabotaged_by("foresight.training.optim.track", lambda f: lambda target, network, *_: None)
 def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
-    """With an up-to-date target network a new search finds what acting found, from equal random numbers."""
+    """With an up-to-date target network a new search finds what exploring found, from equal random numbers."""
     _, env, state = small(module, simulations=8, unroll_steps=2, n_steps=1, reanalyze=1.0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # a network that prefers something
@@ -168,8 +168,7 @@ def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
     seen = torch.stack([env.reset(seed) for seed in range(3)], 1)  # [4, 3, ...]
     names = ("weights", "actions") if module is sampled_muzero else ("weights",)
     state.generator.manual_seed(7)
-    drawn = module in (gumbel_muzero, efficientzero)  # their reanalysis draws as exploring does
-    _, acted, _ = module.act(state, seen.flatten(0, 1), explore=drawn)
+    _, acted, _ = module.act(state, seen.flatten(0, 1), explore=True)
     ones, nothing = torch.ones(4, 3), {key: torch.zeros_like(acted[key]).unflatten(0, (4, 3)) for key in names}
     batch = Trajectory(seen, torch.zeros(4, 3), ones, ones, 0 * ones, ones, extras=nothing)
     state.generator.manual_seed(7)
@@ -177,3 +176,16 @@ def test_reanalysis_with_the_same_weights_is_acting(module: ModuleType) -> None:
     for key in names:
         assert acted[key].std() > 0.01
         torch.testing.assert_close(again[key].flatten(0, 1), acted[key], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("module", [muzero, efficientzero, stochastic_muzero], ids=name)
+@sabotaged_by("foresight.planning.search.selection.dirichlet", lambda f: lambda logits, *_: logits)
+def test_reanalysis_also_tries_what_the_prior_excludes(module: ModuleType) -> None:
+    """Otherwise a prior near 0 would be the target of the next prior. Only noise: half the visits; none: 0."""
+    weights, obs = [], torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    for fraction in (1.0, 0.0):
+        _, _, state = small(module, simulations=8, reanalyze=1.0, dirichlet_fraction=fraction)
+        with torch.no_grad():
+            state.target.policy.bias.copy_(torch.tensor([0.0, 30.0]))
+        weights.append(module.reanalyze(state, obs)["weights"][:, 0].mean().item())
+    assert weights[0] == pytest.approx(0.5, abs=0.15) and weights[1] == 0

@@ -118,9 +118,9 @@ def test_sampled_muzero_explores_with_noise_over_the_draws_of_the_root() -> None
     config, env, state = small(sampled_muzero)
     obs, count = env.reset(0)[:1].expand(400, -1), config.samples
     for network in (state.network, state.target):
-        plain = sampled_muzero._search(state, network, obs, explore=False)[0].tree.prior
+        plain = sampled_muzero._search(state, network, obs, noisy=False)[0].tree.prior
         torch.testing.assert_close(plain, torch.full_like(plain, 1 / count))
-    prior = sampled_muzero._search(state, state.network, obs, explore=True)[0].tree.prior
+    prior = sampled_muzero._search(state, state.network, obs, noisy=True)[0].tree.prior
     torch.testing.assert_close(prior[:, 1:], torch.full_like(prior[:, 1:], 1 / count))  # not below the root
     noise = 4 * (prior[:, 0] - 0.75 / count)
     assert noise.min() > -1e-5
