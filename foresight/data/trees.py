@@ -16,9 +16,11 @@ ACTION_MASK = "action_mask"  # the key of a dict observation with the mask of al
 
 
 def stack(trees: Sequence[Tree], dim: int = 1) -> Tree:
-    """Stack trees of equal structure along a new dim: T steps `[B, ...]` become `[B, T, ...]`."""
+    """Stack trees of equal structure along a new dim: T steps `[B, ...]` become `[B, T, ...]`. Of one tree: views."""
     if isinstance(trees[0], dict):
         return {key: stack([tree[key] for tree in trees], dim) for key in trees[0]}
+    if len(trees) == 1 and not trees[0].is_inference():  # autograd refuses views of such a tensor
+        return trees[0].unsqueeze(dim)
     return torch.stack(list(trees), dim)
 
 

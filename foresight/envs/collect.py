@@ -301,8 +301,9 @@ def _rollout(
     first: Tree = None,
     carry: Tree = None,
 ) -> Rollout:
-    batch = Trajectory(*(trees.to(trees.stack(column), device) for column in zip(*transitions, strict=True)))
-    limit = torch.zeros(batch.shape, device=device)
+    columns = zip(*transitions, strict=True)
+    obs, action, reward, discount, cut, mask = (trees.to(trees.stack(column), device) for column in columns)
+    limit = torch.zeros_like(reward)
     final, final_carry = tree_map(lambda x: x[:0], last), tree_map(lambda x: x[:0], carry)
     if limits.found:
         envs = torch.cat([envs for _, envs, _, _ in limits.found])
@@ -313,5 +314,5 @@ def _rollout(
         if carry is not None:
             final_carry = trees.pick(trees.concat([held for _, _, _, held in limits.found]), order.to(device))
     extras = {**(trees.stack(noted) if noted else {}), "limit": limit}
-    batch = batch.replace(logprob=extras.pop("logprob", None), extras=extras)
+    batch = Trajectory(obs, action, reward, discount, cut, mask, extras.pop("logprob", None), extras=extras)
     return Rollout(batch, last, final, first, carry, final_carry)

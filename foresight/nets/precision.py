@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +33,11 @@ def fast_bfloat16(device: torch.device | str) -> bool:
     return torch.device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def autocast(precision: str, device: torch.device) -> torch.autocast:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """The context in which matrix products on `device` have this precision; see `dtype`, also for errors."""
     kind = dtype(precision, device)
+    if kind is None and not torch.is_autocast_enabled(device.type):
+        return nullcontext()  # a context of torch takes as long as a small product
     return torch.autocast(device.type, kind, enabled=kind is not None)
 
 

@@ -124,8 +124,9 @@ class QNetwork(nn.Module):
 
     def member(self, obs: Tree) -> Member | None:
         """Its MLP for compiled loops over rows such as `obs`; None where it is not one alone, or actions are masked."""
-        plain = isinstance(self.body, StackedMLP) and not self.dueling and self.head.size == 1 and self.mask_key is None
-        found = self.body.members(obs) if plain else None
+        body = self.body  # looked up once: of a module an attribute costs as much as a small product
+        plain = isinstance(body, StackedMLP) and not self.dueling and self.head.size == 1 and self.mask_key is None
+        found = body.members(obs) if plain else None
         return None if found is None else found[0]
 
     def noise(self, generator: torch.Generator | None = None) -> Noise | None:

@@ -189,11 +189,11 @@ def q_step(state: Learner, batch: Transitions) -> tuple[Tensor, Tensor, Tensor |
     online, target = state.network.member(batch.obs), state.target.member(batch.next_obs)
     if batch.weight is not None or online is None or target is None:
         return None
-    flat, optimizer = state.network.body.flat, state.optimizer
+    body, optimizer, config = state.network.body, state.optimizer, state.config
+    flat, relu = body.flat, body.activation == "relu"
     if (moments := optim.only_moments(optimizer, flat)) is None:
         return None
     columns = batch.obs, batch.action, batch.reward, batch.discount, batch.next_obs
-    relu, config = state.network.body.activation == "relu", state.config
     adam = _adam(optimizer, moments)
     metrics = double_q.q_step(online, target, relu, columns, config.double, config.max_grad_norm, adam)
     torch.autograd.graph.increment_version(flat)

@@ -41,3 +41,14 @@ def test_join_stacks_every_leaf_along_the_first_dim() -> None:
 def test_one_message_is_not_copied() -> None:
     letter = _letter(0.0)
     assert trees.join([letter]) is letter
+
+
+def test_one_tree_is_stacked_without_a_copy_unless_autograd_would_refuse_it() -> None:
+    one = {"x": torch.arange(6.0).view(2, 3)}
+    stacked = trees.stack([one])["x"]
+    assert stacked.shape == (2, 1, 3) and stacked.data_ptr() == one["x"].data_ptr()
+    with torch.inference_mode():
+        made = torch.ones(2, 3)
+    weight = torch.ones(3, requires_grad=True)
+    (trees.stack([made], 0) * weight).sum().backward()
+    assert weight.grad is not None and weight.grad.tolist() == [2.0, 2.0, 2.0]

@@ -11,6 +11,7 @@ gradients are then kept in it.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -174,8 +175,8 @@ def _compiled(x: Tensor, mlps: Sequence[Member], activation: str, block: int, ke
     rows, given, relu = -(-x.shape[0] // block) * block, x.detach().contiguous().numpy(), activation == "relu"
     counts = [rows * mlp.units for mlp in mlps]
     # torch's memory is aligned, and a large piece of numpy's is zeroed by the system each time
-    units = [torch.empty(count) for count in counts] if keep else memory(3, sum(counts)).split(counts)
-    hidden = tuple(x.numpy() for x in units)
+    units = (torch.empty(sum(counts)) if keep else memory(3, sum(counts))).numpy()
+    hidden = tuple(units[end - count : end] for count, end in zip(counts, itertools.accumulate(counts), strict=True))
     tensors = [torch.empty(rows, mlp.outputs) for mlp in mlps]
     found = tuple(x.numpy() for x in tensors)
     if len(mlps) * rows > BLOCK // 2 and threads_of(mlps) > 1:
