@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 demo: install ## Teach a small language model to add (four minutes on two cores), and open the page of its run.
 	@run=runs/demo-$$(date +%Y%m%d-%H%M%S) && \
 	echo "If you stop this: $(BIN)/foresight resume $$run && $(BIN)/python examples/demo.py $$run" && \
-	$(BIN)/foresight train grpo --preset smollm2-addition --prompts 8 --group 8 --max-new-tokens 16 --out $$run && \
+	$(BIN)/foresight train grpo --preset smollm2-addition --prompts 8 --group 8 --max-new-tokens 16 --keep 2 --out $$run && \
 	$(BIN)/python examples/demo.py $$run && \
 	if [ -t 1 ]; then $(BIN)/foresight studio $$run; else \
 		echo "The page of this run is at http://127.0.0.1:8765/ (or the next free port) after:"; \

@@ -1,6 +1,7 @@
 """GRPO, PPO with a critic, and the multi-token critic at equal sampled tokens: accuracy by tokens, and peak memory.
 
 python benchmarks/compare_mtp.py --seeds 0 1 2       # runs what is missing, each in its own process; resumes
+python benchmarks/compare_mtp.py --seeds 1           # adds a seed to the file, if the other options are equal
 python benchmarks/compare_mtp.py --draw              # only the picture, and the section of docs/mtp_critic.md
 
 All three are trained on `addition` from the same model with 64 completions per update, the same learning rate (annealed
@@ -13,10 +14,12 @@ resumed.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +92,27 @@ def at(run: dict[str, Any], tokens: float) -> float:
     return float(np.interp(tokens, x, y))
 
 
-def collect(runs: Path, arms: list[str], seeds: list[int], command: str) -> dict[str, Any]:
-    """The result of all finished runs."""
+def command(arguments: argparse.Namespace, extra: list[str], seeds: Iterable[int] = ()) -> str:
+    """What makes the whole file: the options `arguments`, and the `seeds` in it."""
+    options = ["--updates", str(arguments.updates), "--every", str(arguments.every), *extra]
+    if tuple(arguments.arms) != MAIN:
+        options += ["--arms", *arguments.arms]
+    return shlex.join(["python", "benchmarks/compare_mtp.py", *options, "--seeds", *map(str, seeds)])
+
+
+def kept(arguments: argparse.Namespace, extra: list[str]) -> dict[str, dict[str, Any]]:
+    """The runs of the file by arm and seed, if it was made with the same options; else none."""
+    if not FILE.is_file():
+        return {}
+    result: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return result["runs"] if result["command"] == command(arguments, extra, result["seeds"]) else {}
+
+
+def collect(cells: dict[str, dict[str, Any]], made_by: Callable[[list[int]], str]) -> dict[str, Any]:
+    """The result of finished runs, by arm and seed; `made_by` is the command for some seeds."""
     from foresight.runtime import bench
 
-    cells = {
-        arm: {
-            str(seed): curve(folder(runs, arm, seed))
-            for seed in seeds
-            if (folder(runs, arm, seed) / "summary.json").is_file()
-        }
-        for arm in arms
-    }
-    cells = {arm: done for arm, done in cells.items() if done}
+    seeds = sorted({int(seed) for done in cells.values() for seed in done})
     budget = min(run["tokens"] for done in cells.values() for run in done.values())
     figures: dict[str, Any] = {}
     for arm, done in cells.items():
@@ -112,7 +123,7 @@ def collect(runs: Path, arms: list[str], seeds: list[int], command: str) -> dict
     firsts = [run["curve"][0][1] for done in cells.values() for run in done.values()]
     return {
         "what": "GRPO, PPO and the multi-token critic with equal numbers of sampled tokens",
-        "command": command,
+        "command": made_by(seeds),
         "seeds": seeds,
         "tokens": budget,
         "baseline": round(float(np.mean(firsts)), 4),
@@ -185,12 +196,15 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="only draw the picture and write the section")
     arguments, extra = parser.parse_known_args()  # unknown arguments are passed to `foresight train`
     if not arguments.draw:
-        command = "python benchmarks/compare_mtp.py " + shlex.join(sys.argv[1:])
+        cells = kept(arguments, extra)
         for seed in arguments.seeds:
             for arm in arguments.arms:
+                if str(seed) in cells.get(arm, {}):
+                    continue
                 out = folder(arguments.runs, arm, seed)
                 train(out, arm, seed, arguments.updates, arguments.every, extra)
-                result = collect(arguments.runs, arguments.arms, arguments.seeds, command.strip())
+                cells.setdefault(arm, {})[str(seed)] = curve(out)
+                result = collect(cells, functools.partial(command, arguments, extra))
                 FILE.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
                 print(
                     json.dumps({k: v for k, v in result.items() if k not in ("runs", "versions", "machine")}),

@@ -55,6 +55,9 @@ class Options:
     """Seconds between checkpoints. Default: 120, longer if saving is slow."""
     keep: int = 3
     """Number of newest checkpoints to keep."""
+    keep_optimizer: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Of a language model, keep the moments of the optimizer in all checkpoints, also when the run has ended. Default:
+    only in the newest, until the end."""
     log: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SERVICE ...")] = ()
     """Also log to these services: wandb, trackio."""
     record: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -97,7 +100,7 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
         screen.stderr().print(note, style="dim", highlight=False)
     hints = {f.name: f.type for f in fields.describe(config, entry.path)}
     common = [f.name for f in dataclasses.fields(Options)]
-    switches = [key for key, kind in hints.items() if kind == "bool"] + ["record", "json"]
+    switches = [key for key, kind in hints.items() if kind == "bool"] + ["keep_optimizer", "record", "json"]
     given = fields.explicit(args, [*hints, *common], switches)
     args = fields.whole_numbers(args, [key for key, kind in hints.items() if kind.startswith("int")])
     shape = dataclasses.make_dataclass("train", [("run", Options), (entry.name, config)])
@@ -119,6 +122,7 @@ def resume(
     device: str | None = None,
     checkpoint_every: float | None = None,
     keep: int | None = None,
+    keep_optimizer: bool = False,
     actors: int | None = None,
     ray: str | None = None,
     completer: str | None = None,
@@ -134,6 +138,7 @@ def resume(
         device: a new device.
         checkpoint_every: seconds between checkpoints from now on; default: as the run was started.
         keep: number of newest checkpoints to keep from now on; default: as the run was started.
+        keep_optimizer: keep the moments of the optimizer in all checkpoints from now on, see foresight train.
         actors: a new number of actors.
         ray: address of the Ray cluster for the actors; default: this machine.
         completer: URL of a new server that samples.
@@ -144,8 +149,8 @@ def resume(
     from foresight.runtime import run as runner
 
     resumed = runner.resume(
-        run, steps, device=device, checkpoint_every=checkpoint_every, keep=keep, record=record, log=log,
-        actors=actors, ray=ray, completer=completer,
+        run, steps, device=device, checkpoint_every=checkpoint_every, keep=keep, keep_optimizer=keep_optimizer,
+        record=record, log=log, actors=actors, ray=ray, completer=completer,
     )  # fmt: skip
     report(resumed, json)
     return 0
@@ -237,6 +242,7 @@ def _go(name: str, options: Options, given: dict[str, Any]) -> int:
         evaluation_episodes=options.evaluation_episodes,
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
+        keep_optimizer=options.keep_optimizer,
         env_options=fields.options(options.env_options),
         actors=options.actors,
         ray=options.ray,

@@ -83,6 +83,7 @@ def train(
     evaluate_every: int | None = None,
     checkpoint_every: float | None = None,
     keep: int = 3,
+    keep_optimizer: bool = False,
     show: bool = True,
     record: bool = False,
     log: tuple[str, ...] = (),
@@ -102,6 +103,8 @@ def train(
     - `steps`, `seed`, `model` and other `**fields` of the Config, which override the preset; or a whole `config`;
     - `evaluate_every`: in the algorithm's unit (default: at the end only), `evaluation_episodes` each time;
     - `checkpoint_every`: seconds (default: 120, or longer if saving is slow); the `keep` newest are kept;
+    - `keep_optimizer`: of a language model, keep the moments of the optimizer in all checkpoints, also when the run has
+      ended; by default only the newest has them, until the end;
     - `actors`: actor processes, on this machine or on the Ray cluster at `ray`;
     - `completer`: the URL of a server that samples for a language model, see `planning.generation.server`;
     - `staleness`: updates by which conversations may lag behind the weights that are trained on them, held while the
@@ -128,6 +131,7 @@ def train(
         completer=completer,
         staleness=staleness,
         keep=keep,
+        keep_optimizer=keep_optimizer,
         checkpoint_every=checkpoint_every,
     )
     _check_record(resolved, record)
@@ -160,6 +164,7 @@ def resume(
     device: str | None = None,
     checkpoint_every: float | None = None,
     keep: int | None = None,
+    keep_optimizer: bool = False,
     show: bool = True,
     record: bool = False,
     log: tuple[str, ...] = (),
@@ -170,9 +175,9 @@ def resume(
 ) -> Run:
     """Continue a run from its newest checkpoint, or from the one that `path` names (`RUN/checkpoints/step-...`).
 
-    `steps` is a new total; `device`, `checkpoint_every`, `keep`, `actors`, `ray` and `completer` replace the run's own.
-    A run that was killed before its first checkpoint starts again. Going back to an older checkpoint sets newer ones
-    aside. Raises UserError as `train` does, and for a damaged checkpoint.
+    `steps` is a new total; `device`, `checkpoint_every`, `keep`, `actors`, `ray` and `completer` replace the run's own;
+    `keep_optimizer` holds from now on. A run that was killed before its first checkpoint starts again. Going back to an
+    older checkpoint sets newer ones aside. Raises UserError as `train` does, and for a damaged checkpoint.
     """
     from foresight.runtime.checkpoints import checkpoint
     from foresight.runtime.distributed import torchrun
@@ -195,6 +200,8 @@ def resume(
         config_fields.check(resolved.config, catalog.entry(resolved.algorithm).unit)
     own: dict[str, Any] = {"device": device, "checkpoint_every": checkpoint_every, "keep": keep}
     resolved = dataclasses.replace(resolved, **{name: value for name, value in own.items() if value is not None})
+    if keep_optimizer:
+        resolved = dataclasses.replace(resolved, keep_optimizer=True)
     if actors is not None or ray is not None:
         resolved = dataclasses.replace(resolved, actors=resolved.actors if actors is None else actors, ray=ray)
     if completer is not None:

@@ -86,6 +86,7 @@ class Session:
         self.seconds = self.evaluation_seconds = 0.0  # of training and of evaluation
         self.evaluation_took = 0.0  # seconds of the newest one
         self.built: run_state.OptimizerSettings = {}
+        self.dropped: list[str] = []  # optimizers without moments in the checkpoint that the run starts from
         self.started = False  # whether a step was made: the run directory is then kept
         self.saved = None if start is None else checkpoint.step_of(start)  # the step of the newest checkpoint
         self.slow = False  # whether saving takes long enough to report it
@@ -297,6 +298,7 @@ class Session:
         if exported is not None:
             self.kind.describe(exported, self.settings, result)
         checkpoint.write_atomic(self.path / "summary.json", json.dumps(result, indent=2) + "\n")
+        run_state.drop_moments(self)
         if self.record:
             self._record(state)
 

@@ -445,7 +445,7 @@ def test_the_commands_in_messages_are_typed_as_they_are(tmp_path: Path, monkeypa
 
 
 def test_resuming_from_later_and_from_earlier_checkpoints(tmp_path: Path) -> None:
-    run = adder(tmp_path / "a", steps=30, checkpoint_every=0)
+    run = adder(tmp_path / "a", steps=30, checkpoint_every=0, keep_optimizer=True)
     first, *newer = checkpoint.all_steps(run.path / "checkpoints").values()
     with pytest.raises(UserError, match=r"has reached its 28 updates"):
         foresight.resume(first, steps=28, show=False)

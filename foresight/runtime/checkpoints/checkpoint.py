@@ -3,7 +3,7 @@
 ```
 checkpoints/
   step-000001024/
-    manifest.json          step, sha256 and size of every file
+    manifest.json          step, sha256 and size of every file; the optimizers whose moments were dropped
     state.json             the State without its tensors, and where each tensor is; what the runtime adds
     network.safetensors    one file for every field that holds tensors
   replay/                  rows of a replay on disk, for all checkpoints: see `chunks`
@@ -29,7 +29,7 @@ import torch
 from foresight import distributed
 from foresight.errors import UserError, resume_command
 from foresight.runtime.checkpoints import chunks, shards
-from foresight.runtime.checkpoints.tree import Decoder, Encoder, MismatchError, saved_fields
+from foresight.runtime.checkpoints.tree import Decoder, Encoder, MismatchError, saved_fields, without_moments
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
@@ -96,7 +96,8 @@ def restore(
 ) -> dict[str, Any]:
     """Verify the checkpoint `path` and load it into `state`, which `build` made; returns `{"step", **extra}`.
 
-    Only `fields` of the State are loaded, if they are given.
+    Only `fields` of the State are loaded, if they are given. Optimizers without moments in the checkpoint, see
+    `drop_moments`, are named by `"dropped"` in the result, and have none.
 
     Raises UserError if the checkpoint is truncated or was changed (and names the previous intact one), and
     if it was made by another algorithm or with another Config. The state is not changed unless all hashes match.
@@ -104,6 +105,9 @@ def restore(
     path = Path(path)
     manifest = verify(path)
     tree = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    dropped = manifest.get("dropped", [])
+    for name in dropped:
+        tree["state"][name] = without_moments(tree["state"][name])
     decode = Decoder(shards.Reader(path), device)
     try:
         with torch.no_grad():
@@ -115,7 +119,7 @@ def restore(
         raise UserError(
             f"Checkpoint {path} does not match: {error}. It was made with another Config or version of the algorithm."
         ) from error
-    return {**extra, "step": manifest["step"]}
+    return {**extra, "step": manifest["step"], "dropped": dropped}
 
 
 def extra(path: str | Path) -> dict[str, Any]:
@@ -181,6 +185,23 @@ def rotate(directory: str | Path, keep: int) -> None:
     for path in [*found, *Path(directory).glob(".draft-old-*")]:
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def drop_moments(path: Path, optimizers: Collection[str]) -> None:
+    """Delete what the `optimizers`, fields of the State, have for each weight, such as Adam's moments.
+
+    They take twice the room of the weights, and only training that continues from this checkpoint needs them. A kill
+    leaves the checkpoint as it was or as it is to be.
+    """
+    manifest = _manifest(path)
+    files = {f"{name}.safetensors": name for name in optimizers}
+    if not (gone := {file: name for file, name in files.items() if file in manifest["files"]}):
+        return
+    manifest["files"] = {file: found for file, found in manifest["files"].items() if file not in gone}
+    manifest["dropped"] = sorted({*manifest.get("dropped", []), *gone.values()})
+    write_atomic(path / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    for file in gone:
+        (path / file).unlink(missing_ok=True)
 
 
 def set_aside(directory: str | Path, after: int) -> list[Path]:

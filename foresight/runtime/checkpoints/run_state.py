@@ -49,12 +49,22 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
         session.progress.status("saving")
     if distributed.rank() == 0 or not session.kind.replicas:
         score = session.best if best else None
-        checkpoint.save(session.path / "checkpoints", state, step, session.settings.keep, extra, score)
+        folder = session.path / "checkpoints"
+        newest = checkpoint.save(folder, state, step, session.settings.keep, extra, score)
+        drop_moments(session, besides=newest)
     session.progress.status("")
     session.saved = step
     took = time.perf_counter() - began
     session.slow = took > SLOW
     return took
+
+
+def drop_moments(session: Session, besides: Path | None = None) -> None:
+    """Where a kind of run has large optimizers, keep their moments in the checkpoint `besides` alone, or in none."""
+    if session.kind.large_optimizers and not session.settings.keep_optimizer and distributed.rank() == 0:
+        for path in checkpoint.all_steps(session.path / "checkpoints").values():
+            if path != besides:
+                checkpoint.drop_moments(path, session.built)
 
 
 def on_disk(state: State) -> bool:
@@ -82,6 +92,7 @@ def restore(session: Session, state: State, start: Path) -> None:
     session.pending = extra.get("evaluation_due", False)
     session.baseline, session.best = Evaluation.read(extra["baseline"]), extra["best"]
     session.profile = profile.Profile(extra.get("profile"))
+    session.dropped = extra["dropped"]
     machine.set_global_rng(extra["rng"])
 
 
@@ -93,6 +104,11 @@ def go_back(session: Session) -> None:
     session.best = checkpoint.best_score(folder, session.best)  # newer than the restored one, which may not know it
     if moved:
         session.progress.note(f"newer checkpoints were set aside: {', '.join(path.name for path in moved)}")
+    if session.dropped:
+        session.progress.note(
+            f"this checkpoint has no moments of {' and '.join(session.dropped)}: they start at 0 "
+            "(--keep-optimizer keeps them in all checkpoints, also when the run has ended)"
+        )
 
 
 def optimizer_settings(state: State) -> OptimizerSettings:

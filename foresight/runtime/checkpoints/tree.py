@@ -52,6 +52,12 @@ def saved_fields(value: DataclassInstance) -> Iterator[dataclasses.Field[Any]]:
             yield field
 
 
+def without_moments(optimizer: Node) -> Node:
+    """The encoded state of an optimizer of torch, with its groups only, as before its first step."""
+    empty = {"dict": [[name, {"dict": []} if name == "state" else part] for name, part in optimizer["object"]["dict"]]}
+    return {"object": empty}
+
+
 class Encoder:
     """Turns values into JSON. The tensors in them are collected in `tensors`, to be written to `file`.
 

@@ -31,6 +31,7 @@ def resolve(
     completer: str | None = None,
     staleness: int | None = None,
     keep: int = 3,
+    keep_optimizer: bool = False,
     checkpoint_every: float | None = None,
 ) -> Settings:
     """Resolve a run. `given` holds explicit Config fields; `config`, a whole Config, replaces the preset's fields.
@@ -107,6 +108,7 @@ def resolve(
         completer=completer,
         staleness=staleness,
         keep=keep,
+        keep_optimizer=keep_optimizer,
         checkpoint_every=checkpoint_every,
         paths=_paths(kinds.get(kind), name, config, {**own, **env_options}),
     )

@@ -34,6 +34,7 @@ class Settings:
     completer: str | None = None
     staleness: int | None = None  # updates by which samples may lag; None: sampling and training take turns
     keep: int = 3  # newest checkpoints that are kept
+    keep_optimizer: bool = False  # of a language model: moments in all checkpoints, also when the run has ended
     checkpoint_every: float | None = None  # seconds between checkpoints; None: 120, or longer if saving is slow
     paths: dict[str, str] = dataclasses.field(default_factory=dict)  # absolute paths of files, by typed name
 
@@ -89,6 +90,7 @@ class Settings:
             **({"completer": self._public(self.completer)} if self.completer else {}),
             **({"staleness": self.staleness} if self.staleness is not None else {}),
             **({"keep": self.keep} if self.keep != Settings.keep else {}),
+            **({"keep_optimizer": True} if self.keep_optimizer else {}),
             **({"checkpoint_every": self.checkpoint_every} if self.checkpoint_every is not None else {}),
             **({"paths": self.paths} if self.paths else {}),
             "config": {key: list(value) if isinstance(value, tuple) else value for key, value in self.config.items()},
@@ -127,6 +129,8 @@ class Settings:
             parts += ["--staleness", str(self.staleness)]
         if self.keep != Settings.keep:
             parts += ["--keep", str(self.keep)]
+        if self.keep_optimizer:
+            parts += ["--keep-optimizer"]
         if self.checkpoint_every is not None:
             parts += ["--checkpoint-every", f"{self.checkpoint_every:g}"]
         for name, value in self.config.items():
@@ -157,6 +161,7 @@ class Settings:
                 completer=document.get("completer"),
                 staleness=document.get("staleness"),
                 keep=int(document.get("keep", cls.keep)),
+                keep_optimizer=bool(document.get("keep_optimizer", False)),
                 checkpoint_every=document.get("checkpoint_every"),
                 paths=dict(document.get("paths") or {}),
             ).relocated(Path(path))

@@ -50,6 +50,7 @@ class Kind(Generic[Environment]):
     inputs: bool = False  # whether Config fields name folders that are read, whose paths config.yaml then holds
     completer: bool = False  # whether a server may sample
     actors: bool = False  # whether actors may collect in separate processes
+    large_optimizers: bool = False  # whether only the newest checkpoint of a run has moments, and an ended run none
     replicas: bool = False  # under torchrun: each process trains a replica in its own envs; else all share one batch
     gpu: bool = True  # whether `--device auto` picks a GPU
     resolve_name: Callable[[str, Entry], tuple[str | None, str]] = _as_given  # -> (another kind or None, name)

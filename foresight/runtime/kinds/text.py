@@ -183,6 +183,7 @@ KIND = Kind(
     files=True,
     inputs=True,
     completer=True,
+    large_optimizers=True,
     training_env=_training_env,
     single_env=lambda settings, render: make_env(settings),
     notes=_notes,
