@@ -191,17 +191,17 @@ def drop_moments(path: Path, optimizers: Collection[str]) -> None:
     """Delete what the `optimizers`, fields of the State, have for each weight, such as Adam's moments.
 
     They take twice the room of the weights, and only training that continues from this checkpoint needs them. A kill
-    leaves the checkpoint as it was or as it is to be.
+    leaves the checkpoint as it was or as it is to be; a damaged one, and one on a full disk, stays as it is.
     """
-    manifest = _manifest(path)
-    files = {f"{name}.safetensors": name for name in optimizers}
-    if not (gone := {file: name for file, name in files.items() if file in manifest["files"]}):
-        return
-    manifest["files"] = {file: found for file, found in manifest["files"].items() if file not in gone}
-    manifest["dropped"] = sorted({*manifest.get("dropped", []), *gone.values()})
-    write_atomic(path / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-    for file in gone:
-        (path / file).unlink(missing_ok=True)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        manifest = _manifest(path)
+        files = {f"{name}.safetensors": name for name in optimizers}
+        if gone := {file: name for file, name in files.items() if file in manifest["files"]}:
+            manifest["files"] = {file: found for file, found in manifest["files"].items() if file not in gone}
+            manifest["dropped"] = sorted({*manifest.get("dropped", []), *gone.values()})
+            write_atomic(path / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+            for file in gone:
+                (path / file).unlink(missing_ok=True)
 
 
 def set_aside(directory: str | Path, after: int) -> list[Path]:

@@ -74,6 +74,18 @@ def test_with_moments_a_longer_run_is_the_same(tmp_path, kept):
     assert ("--keep-optimizer" in run.settings.command()) == kept
 
 
+def test_a_damaged_checkpoint_does_not_end_the_run(tmp_path):
+    def damage(step: int, metrics: dict[str, Any], state: Any) -> None:
+        if step == 2:
+            (tmp_path / "run" / "checkpoints" / "step-000000001" / "manifest.json").write_text("{")
+
+    run = foresight.train(
+        "sft", out=tmp_path / "run", steps=3, checkpoint_every=0, callbacks=[damage], **_options(tmp_path)
+    )
+    found = checkpoint.all_steps(run.path / "checkpoints")
+    assert [(path / "optimizer.safetensors").is_file() for path in found.values()] == [True, False, False]
+
+
 def test_the_moments_of_other_runs_stay(tmp_path):
     run = foresight.train("ppo", env="CartPole-v1", out=tmp_path / "run", steps=400, checkpoint_every=0, show=False)
     assert all(_files(run.path).values())
