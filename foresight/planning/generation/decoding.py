@@ -95,7 +95,8 @@ def generate(
     same = tries is None and not top_k and top_p >= 1 and temperature in (0.0, 1.0)  # as the model's own distribution
 
     slots = min(slots or (SLOTS if device.type == "cpu" else 8 * SLOTS), count)
-    kind = model.autocast if max_new_tokens >= PACK and model.capabilities.shared else None
+    steps = max_new_tokens * -(-count // slots)  # of decoding, at most: slots are filled again and again
+    kind = model.autocast if steps >= PACK and model.capabilities.shared else None
     with model.precision(), packed(kind, slots, model.module):
         scheduler: ContinuousBatchScheduler | StaticBatchScheduler = (
             ContinuousBatchScheduler(model, prompts, group, slots, max_new_tokens, kept)

@@ -99,7 +99,8 @@ def hold(
     slots = min(SLOTS if policy.device.type == "cpu" else 8 * SLOTS, max(most, 8), max(len(rows), 8 * team))
     answers: dict[int, Future[None]] = {}  # of slow environments, by row
     lock = threading.Lock()
-    kind = policy.autocast if max_new_tokens >= PACK else None
+    decoded = task.turns * max_new_tokens * -(-len(rows) // slots)  # steps, at most: slots are filled again
+    kind = policy.autocast if decoded >= PACK else None
     with ThreadPoolExecutor(THREADS) as pool, policy.precision(), packed(kind, slots, policy.module):
         scheduler = ContinuousBatchScheduler(policy, prompts, group, slots, policy.context - min(map(len, prompts)))
         if team:  # rows are added, each with a prompt of its own

@@ -382,3 +382,13 @@ def test_settings_that_make_no_sense_are_refused():
         decoding.generate(model, [], 1, 2)
     with pytest.raises(UserError, match="nothing to complete"):
         decoding.generate(model, [[]], 1, 2)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(4, None), (16, torch.bfloat16)])
+def test_weights_are_packed_for_many_steps_of_decoding(monkeypatch: pytest.MonkeyPatch, count: int, expected: object):
+    """Six tokens an answer, in four slots: of four answers 6 steps, of sixteen 24."""
+    model, asked = copy.copy(tiny_language.model()), list[object]()
+    model.autocast, used = torch.bfloat16, decoding.packed
+    monkeypatch.setattr(decoding, "packed", lambda kind, *rest: [asked.append(kind), used(kind, *rest)][1])
+    decoding.generate(model, [PROMPTS[0]] * count, 1, 6, slots=4)
+    assert asked == [expected]
