@@ -63,11 +63,12 @@ def combined(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def kept(known: dict[str, Any], episodes: int) -> dict[str, dict[str, Any]]:
     """By task, the rows by seed of a result that have as many `episodes`."""
-    return {
-        name: {seed: run for seed, run in row["runs"].items() if len(run["cem_returns"]) == episodes}
-        for name, row in known.items()
-        if isinstance(row, dict) and "runs" in row
+    rows = {name: row["runs"] for name, row in known.items() if isinstance(row, dict) and "runs" in row}
+    equal = {
+        name: {seed: run for seed, run in runs.items() if len(run["cem_returns"]) == episodes}
+        for name, runs in rows.items()
     }
+    return {name: runs for name, runs in equal.items() if runs}
 
 
 def command(tasks: Iterable[str], episodes: int, seeds: Iterable[int]) -> str:

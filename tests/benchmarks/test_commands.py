@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import runpy
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,39 @@ def test_miniwob_names_its_options_and_the_seeds_of_the_file() -> None:
     assert space["command"](space["DEFAULTS"], [0]) == "python benchmarks/miniwob.py --seeds 0"
 
 
-def test_planners_keep_tasks_of_as_many_episodes() -> None:
+def test_planners_keep_seeds_of_as_many_episodes() -> None:
     space = made("planners")
-    known = {name: {"cem_returns": [1.0] * n} for name, n in (("BallInCupCatch-v1", 10), ("CartpoleSwingup-v1", 2))}
-    assert list(space["kept"]({**known, "seconds": 3.0, "machine": {}}, 10)) == ["BallInCupCatch-v1"]
-    assert space["command"](known, 10) == "python benchmarks/planners.py CartpoleSwingup-v1 BallInCupCatch-v1"
-    assert space["command"](reversed(space["TASKS"]), 2) == "python benchmarks/planners.py --episodes 2"
+    ten, two = ({"cem_returns": [1.0] * n, "cem": 1.0, "random_shooting": 0.5, "random": 0.0} for n in (10, 2))
+    known = {"BallInCupCatch-v1": {"runs": {"0": ten, "1": two}}, "CartpoleSwingup-v1": {"runs": {"0": two}}}
+    assert space["kept"]({**known, "seconds": 3.0, "machine": {}}, 10) == {"BallInCupCatch-v1": {"0": ten}}
+    assert space["command"](known, 10, [0]) == (
+        "python benchmarks/planners.py CartpoleSwingup-v1 BallInCupCatch-v1 --seeds 0"
+    )
+    assert (
+        space["command"](reversed(space["TASKS"]), 2, [0, 1])
+        == "python benchmarks/planners.py --episodes 2 --seeds 0 1"
+    )
+
+
+def test_planners_are_compared_by_their_means_over_seeds() -> None:
+    rows = {"0": {"cem": 3.0, "random_shooting": 5.0}, "1": {"cem": 9.0, "random_shooting": 5.0, "cem_by_best": 1.0}}
+    found = made("planners")["combined"](rows)
+    assert found["cem"] == 6 and found["cem_minus_random_shooting"] == 1 and found["cem_is_better"] is True
+    assert found["runs"] == rows and "cem_by_best" not in found  # of one seed alone
+
+
+def test_critics_are_compared_on_the_seeds_of_equal_runs(monkeypatch: Any, tmp_path: Path) -> None:
+    space = made("compare_mtp")
+    given = argparse.Namespace(updates=32, every=8, arms=list(space["MAIN"]))
+    assert space["command"](given, [], [0, 1]) == "python benchmarks/compare_mtp.py --updates 32 --every 8 --seeds 0 1"
+    file = tmp_path / "found.json"
+    monkeypatch.setitem(space["kept"].__globals__, "FILE", file)
+    assert space["kept"](given, []) == {}
+    runs = {"grpo": {"0": {"tokens": 1}}}
+    file.write_text(json.dumps({"command": space["command"](given, [], [0]), "seeds": [0], "runs": runs}))
+    assert space["kept"](given, []) == runs and space["kept"](given, ["--lora", "8"]) == {}
+    given.updates = 64
+    assert space["kept"](given, []) == {}
 
 
 def test_the_stack_keeps_rows_of_as_many_errands() -> None:
