@@ -92,7 +92,7 @@ def at(run: dict[str, Any], tokens: float) -> float:
     return float(np.interp(tokens, x, y))
 
 
-def command(arguments: argparse.Namespace, extra: list[str], seeds: Iterable[int] = ()) -> str:
+def command(arguments: argparse.Namespace, extra: list[str], seeds: Iterable[int]) -> str:
     """What makes the whole file: the options `arguments`, and the `seeds` in it."""
     options = ["--updates", str(arguments.updates), "--every", str(arguments.every), *extra]
     if tuple(arguments.arms) != MAIN:
