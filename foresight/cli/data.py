@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # this imports torch
     from foresight.data.episodes import Episodes
     from foresight.envs.base import Spaces
     from foresight.envs.text.task import TextTask
+    from foresight.runtime.drafts import Progress
 
 EXPERTS = 16  # environments stepped together for demonstrations
 EXPERT, SCRIPTED = "episodes of an expert", "demonstrations of a task with tools"
@@ -123,15 +124,13 @@ def data(
     from foresight.envs.make import make
     from foresight.nets.language import pretrained
     from foresight.planning.generation import server
-    from foresight.runtime import machine
+    from foresight.runtime import drafts, machine
     from foresight.training import graded
 
     path = Path(out)
     if path.exists():
         raise UserError(f"The file {path} already exists: choose another --out, or remove it.")
     draft = path.with_name(f"{path.stem}.partial{path.suffix}")  # what remains after a failure
-    if draft.exists() and draft.stat().st_size:
-        raise UserError(f"{draft} is from a command that did not end: rename it to keep what it holds, or remove it.")
     fields.check_file(path)
     for option, value in (("prompts", prompts), ("group", group), ("most", most), ("max-new-tokens", max_new_tokens)):
         if value is not None and value < 1:
@@ -147,39 +146,48 @@ def data(
     if kind == "demonstrations" and questions.episode is not None:
         _check(named, SCRIPTED)
         return _scripted(questions, prompts, path)
+    examples = list(questions.train)[:prompts]
+    settings = {
+        "kind": kind, "task": task, "env options": dict(options), "prompts": drafts.fingerprint(examples),
+        "model": list(model), "completer": completer, "group": group, "most": most, "least": least,
+        "max new tokens": max_new_tokens, "temperature": temperature, "seed": seed,
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    progress = drafts.resume(draft, settings, generator)
     machine.configure_malloc(machine.POOL)
     where = machine.pick_device(device)
     policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
     if completer is not None:
         policies[0].completer = server.Server(completer, policies[0], report=screen.note)
-    generator = torch.Generator().manual_seed(seed)
-    count = done = 0
-    total = len(model) * min(len(questions.train), prompts or len(questions.train))
+    total = len(model) * len(examples)
+    if progress.prompts:
+        screen.note(f"{draft}: {progress.prompts} of {total} prompts were answered before; it is continued.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as file, screen.stderr().status("") as status:
-            for policy in policies:
+        with screen.stderr().status("") as status:
+            for i, policy in enumerate(policies):
+                first = min(max(progress.prompts - i * len(examples), 0), len(examples))
                 for found in graded.sample(
-                    policy, questions, prompts, group, max_new_tokens, temperature, generator, kind == "preferences"
-                ):
+                    policy, questions, prompts, group, max_new_tokens, temperature, generator, kind == "preferences",
+                    first,
+                ):  # fmt: skip
                     rows = graded.make(kind, found, questions, most, least)
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                    file.flush()
-                    count, done = count + len(rows), done + len(found.examples)
-                    status.update(f"{done} of {total} prompts answered, {count} {kind}")
-        if count:
+                    progress = drafts.add(draft, rows, len(found.examples), progress, settings, generator)
+                    status.update(f"{progress.prompts} of {total} prompts answered, {progress.rows} {kind}")
+        if progress.rows:
             draft.rename(path)
+        drafts.remove(draft)
     except OSError as error:
-        kept = f" The {count} {kind} made so far are in {draft}." if count else ""
-        raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.{kept}") from error
+        raise UserError(
+            f"Cannot write {path}: {error.strerror}. Choose another --out.{_kept(progress, kind, draft)}"
+        ) from error
     except (UserError, KeyboardInterrupt) as error:
-        if count:
+        if progress.prompts:
             reason = "Stopped." if isinstance(error, KeyboardInterrupt) else error
-            raise type(error)(f"{reason} The {count} {kind} made so far are in {draft}.") from error
-        draft.unlink(missing_ok=True)
+            raise type(error)(f"{reason}{_kept(progress, kind, draft)}") from error
+        drafts.remove(draft)
         raise
-    if not count:
-        draft.unlink()
+    if not progress.rows:
         raise UserError(
             f"None of the {total} prompts gave {kind}: "
             + (
@@ -191,8 +199,15 @@ def data(
             )
             + "Raise --group or --max-new-tokens, or choose an easier task."
         )
-    screen.stdout().print(f"{count} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
+    screen.stdout().print(f"{progress.rows} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
     return 0
+
+
+def _kept(progress: Progress, kind: str, draft: Path) -> str:
+    """What an error message adds if answers were made before: where they are, and that they can be continued."""
+    if not progress.prompts:
+        return ""
+    return f" The {progress.rows} {kind} made so far are in {draft}: the same command continues."
 
 
 def _given(values: Mapping[str, Any]) -> list[str]:

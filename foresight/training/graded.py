@@ -38,13 +38,15 @@ def sample(
     temperature: float,
     generator: torch.Generator,
     composite: bool = True,
+    first: int = 0,
 ) -> Iterator[Graded]:
     """`group` graded answers to each of the first `prompts` training prompts (None: all), in chunks of prompts.
 
-    They are graded by the training reward or, if not `composite`, by the task's own grader (right or wrong).
+    They are graded by the training reward or, if not `composite`, by the task's own grader (right or wrong). Prompts
+    before `first` are left out: they were answered before.
     """
     examples = list(task.train)[:prompts]
-    for start in range(0, len(examples), CHUNK):
+    for start in range(first, len(examples), CHUNK):
         few = examples[start : start + CHUNK]
         if isinstance(policy.completer, Server):  # texts are enough here; some servers return only texts
             ids = [policy.encode(example.prompt, example.tools) for example in few]

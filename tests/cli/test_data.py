@@ -7,6 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from foresight.cli import data
 from foresight.cli.main import main
@@ -16,6 +17,7 @@ from foresight.runtime.run import Run
 from foresight.training import graded
 from tests import tiny_language
 from tests.openai_server import Stub, serve
+from tests.sabotage import sabotaged_by
 
 
 @pytest.fixture
@@ -148,20 +150,65 @@ def test_runs_of_other_environments_have_a_folder_of_their_own(call, tmp_path, m
     assert done.code == 2 and "blind has other env options than plain: {'visible': [0, 2]} instead of {}" in done.err
 
 
-def test_answers_of_a_command_that_was_stopped_are_kept(digits, call, tmp_path, monkeypatch):
-    def answered(*given):
-        yield SimpleNamespace(examples=[1, 2])
-        raise KeyboardInterrupt
+def _without_the_generator(add):
+    def forgetful(draft, rows, prompts, progress, settings, generator):
+        return add(draft, rows, prompts, progress, settings, torch.Generator().manual_seed(0))
 
-    monkeypatch.setattr(graded, "sample", answered)
-    monkeypatch.setattr(graded, "make", lambda kind, rollout, *rest: [{"prompt": "1+1="}] * len(rollout.examples))
+    return forgetful
+
+
+def _stopped(monkeypatch, call, words, chunks):
+    """`foresight data` that is stopped after some chunks of 8 prompts."""
+    monkeypatch.setattr(graded, "CHUNK", 8)
+    real, left = graded.make, iter(range(chunks))
+
+    def make(*given):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graded, "make", make)
+        return call("data", *words)
+
+
+@sabotaged_by("foresight.runtime.drafts.add", _without_the_generator)
+@pytest.mark.parametrize("chunks", [3, 4])  # the end of the first model, and within the second
+def test_a_command_that_was_stopped_continues_where_it_was(digits, call, tmp_path, monkeypatch, chunks):
     out, draft = tmp_path / "a.jsonl", tmp_path / "a.partial.jsonl"
-    stopped = call("data", "preferences", *digits, "--out", out)
-    assert stopped.code == 130 and f"Stopped. The 2 preferences made so far are in {draft}." in stopped.err
+    task, options = digits[:2], digits[4:]
+    words = ["preferences", *task, *options, "--model", *[tiny_language.folder()] * 2]
+    words += ["--max-new-tokens", "30", "--group", "4", "--out"]
+    whole = tmp_path / "whole.jsonl"
+    monkeypatch.setattr(graded, "CHUNK", 8)
+    assert call("data", *words, whole).code == 0
+    stopped = _stopped(monkeypatch, call, [*words, out], chunks)
+    assert stopped.code == 130 and f"made so far are in {draft}: the same command continues." in stopped.err
+    rows = len(_rows(draft))
+    assert 0 < rows < len(_rows(whole)) and f"Stopped. The {rows} preferences" in stopped.err
+    with draft.open("a") as file:
+        file.write('{"prompt": "ha')  # a kill in the middle of a chunk
+    other = call("data", *words, out, "--seed", "1", "--most", "2")
+    assert other.code == 2 and f"{draft} was made with another most and seed: give the same options" in other.err
+    again = call("data", *words, out)
+    assert again.code == 0 and f"{[0, 8, 16, 20, 28][chunks]} of 40 prompts were answered before" in again.err
+    assert out.read_bytes() == whole.read_bytes()
+    assert not draft.exists() and not any(tmp_path.glob("*.progress"))
+
+
+def test_a_draft_that_cannot_be_continued_is_kept(digits, call, tmp_path, monkeypatch):
+    out, draft = tmp_path / "a.jsonl", tmp_path / "a.partial.jsonl"
+    words = ["preferences", *digits, "--max-new-tokens", "30", "--group", "4", "--out", out]
+    _stopped(monkeypatch, call, words, 1)
     before = draft.read_bytes()
-    again = call("data", "preferences", *digits, "--out", out)
-    assert again.code == 2 and f"{draft} is from a command that did not end: rename it to keep" in again.err
-    assert draft.read_bytes() == before and len(before.splitlines()) == 2
+    draft.write_bytes(before[:-5])
+    done = call("data", *words)
+    assert done.code == 2 and f"{draft} has fewer rows than its progress: rename it to keep" in done.err
+    for damage in ("", "{}", '{"progress": {"steps": 1}, "settings": {}}'):
+        (tmp_path / f"{draft.name}.progress").write_text(damage)
+        done = call("data", *words)
+        assert done.code == 2 and "from a command that did not end, and cannot be continued" in done.err
+    assert draft.read_bytes() == before[:-5]
 
 
 def _never(*given, **options):
