@@ -25,6 +25,7 @@ LONGEST = 10_000  # steps of an episode that is collected whole; no task of MuJo
 # Steps of a recorded episode. The longest games of Atari are cut after 108,000 frames, which are as many steps where no
 # frame is skipped: what is longer never ends.
 LONGEST_RECORDED = 200_000
+UNROLLED = 64  # steps of a compiled loop that collects whole episodes, before it looks whether all have ended
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,12 @@ def episodes(env: Env, seed: int, choose: Choose, longest: int, device: torch.de
     T is the length of the longest episode. Environments that end earlier continue, with mask 0 on those steps: taking
     the first episodes to end would favor short ones. `seed` is for the reset. Every episode is added to `finished`:
     one that is cut here has the sum of its rewards until the cut as its return. Policies with a memory are not
-    supported.
+    supported. If `choose` has an `unroll` for this environment, that makes the steps, in a compiled loop.
     """
     obs = env.reset(seed)
+    unroll = getattr(choose, "unroll", None) if device.type == "cpu" else None
+    if unroll is not None and (found := _unrolled_episodes(env, obs, unroll, longest, finished)) is not None:
+        return found
     alive, earned = torch.ones(env.num_envs), torch.zeros(env.num_envs)
     transitions: list[tuple[Any, ...]] = []
     limits = _Limits()
@@ -290,6 +294,34 @@ def _unrolled(found: Unrolled, episodes: Episodes) -> Rollout:
     limit = cut * discount
     batch = Trajectory(obs, action, reward, discount, cut, torch.ones_like(cut), extras={"limit": limit})
     return Rollout(batch, last, final[limit > 0])
+
+
+def _unrolled_episodes(
+    env: Env, obs: Tree, unroll: Callable[[Env, Tree, int], Unrolled | None], longest: int, finished: Episodes
+) -> Rollout | None:
+    """`episodes` by `unroll`, some steps at a time; None if that has no compiled loop."""
+    parts, running, left = list[Unrolled](), torch.ones(env.num_envs), longest
+    while left and running.any():
+        if (found := unroll(env, obs, min(UNROLLED, left))) is None:
+            return None
+        parts.append(found)
+        obs, left, running = found.obs[-1], left - len(found.reward), running * (1 - found.cut.amax(0))
+    columns = zip(*[(part.obs[:-1], *part[1:-1]) for part in parts], strict=True)
+    seen, action, reward, discount, cut, final = (torch.cat(column) for column in columns)
+    alive = torch.cat([torch.ones_like(cut[:1]), (1 - cut[:-1]).cumprod(0)])
+    lengths = alive.sum(0)
+    if (count := int(lengths.max())) < len(seen):  # others ended earlier
+        obs = seen[count]
+    rows = (x[:count].transpose(0, 1).contiguous() for x in (seen, action, reward, discount, cut, final, alive))
+    seen, action, reward, discount, cut, final, mask = rows
+    limit = cut * discount * mask
+    if running.any():  # cut at `longest`
+        cut[:, -1], limit[:, -1] = 1, mask[:, -1]
+    order = lengths.argsort(stable=True)  # as they ended
+    earned = (reward * mask).sum(1)[order].tolist()
+    finished.note({"episode_return": earned, "episode_length": lengths[order].int().tolist()})
+    batch = Trajectory(seen, action, reward, discount, cut, mask, extras={"limit": limit})
+    return Rollout(batch, obs.clone(), final[limit > 0])
 
 
 def _rollout(

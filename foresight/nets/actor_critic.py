@@ -182,13 +182,23 @@ class ActorCritic(nn.Module):
 
         None unless that is all there is: two small MLPs over vectors, one choice of several, and a value.
         """
-        plain = self.normalizer is None and self.mask_key is None and type(self.value_head) is ScalarHead
-        if not plain or not isinstance(self.body, StackedMLP) or not isinstance(self.policy_head, CategoricalHead):
+        if type(self.value_head) is not ScalarHead or not isinstance(self.body, StackedMLP):
             return None
-        if (members := self.body.small_members(obs)) is None:
+        if self.small_policy(obs) is None or (members := self.body.small_members(obs)) is None:
             return None
         policy, value = members
         return self.body.flat, policy, value, self.body.activation == "relu"
+
+    def small_policy(self, obs: Tree) -> tuple[Member, bool] | None:
+        """The policy and whether it has ReLU, for compiled loops over `obs`.
+
+        None unless it is one small MLP over vectors and one choice of several.
+        """
+        body = self.body.policy if isinstance(self.body, SeparateNetworks) else self.body
+        plain = self.normalizer is None and self.mask_key is None and isinstance(self.policy_head, CategoricalHead)
+        if not plain or not isinstance(body, StackedMLP) or (members := body.small_members(obs)) is None:
+            return None
+        return members[0], body.activation == "relu"
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """The parameters of the policy alone. The body must be `SeparateNetworks`."""
@@ -210,24 +220,34 @@ class ActorCritic(nn.Module):
 
 
 class Sampled:
-    """Acts by what a network samples, by default independently at every step: the `choose` of `envs.collect`."""
+    """Acts by what a network samples, by default independently at every step: the `choose` of `envs.collect`.
 
-    def __init__(self, network: Any, generator: torch.Generator, sample: Callable[[Any], Tensor] | None = None) -> None:
-        self.network, self.generator = network, generator
+    If `noted`, the extras have the `logprob` of the actions, except of steps in a compiled loop.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        generator: torch.Generator,
+        sample: Callable[[Any], Tensor] | None = None,
+        noted: bool = False,
+    ) -> None:
+        self.network, self.generator, self.noted = network, generator, noted
         self.sample = sample or (lambda output: output.sample(generator))
 
     def __call__(self, obs: Tree, carry: Tree) -> tuple[Tensor, dict[str, Tensor], Tree]:
-        """Actions `[B, ...]` for observations, no extras, and the next memory."""
+        """Actions `[B, ...]` for observations, extras, and the next memory."""
         output, carry = self.network.step(obs, carry)
-        return self.sample(output), {}, carry
+        action = self.sample(output)
+        return action, {"logprob": output.logp(action)} if self.noted else {}, carry
 
     def unroll(self, env: Any, obs: Tree, steps: int) -> Any:
         """The same for `steps` steps in a compiled loop; None if policy or environment have none."""
         play = getattr(env, "unroll", None)
         if play is None or not isinstance(self.network, ActorCritic):
             return None
-        if (found := self.network.small_members(obs)) is None:
+        if (found := self.network.small_policy(obs)) is None:
             return None
-        _, policy, _, relu = found
+        policy, relu = found
         noise = torch.empty(steps, len(obs), int(policy.sizes[-1])).exponential_(generator=self.generator).log_()
         return play(policy, relu, obs, noise)

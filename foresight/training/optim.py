@@ -108,10 +108,16 @@ def advance(optimizer: torch.optim.Optimizer) -> None:
 def _plain(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this is fused Adam without hooks and schedulers."""
     group = optimizer.param_groups[0]
-    plain = type(optimizer) is torch.optim.Adam and len(optimizer.param_groups) == 1 and group["fused"]
+    return type(optimizer) is torch.optim.Adam and group["fused"] and not group["amsgrad"] and _alone(optimizer)
+
+
+def _alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether nothing takes part in a step but one group of parameters and its numbers: no hook and no scheduler."""
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     wrapped = "step" in vars(optimizer)  # by a scheduler, to count steps
-    return plain and not (hooks or wrapped or group["amsgrad"] or group["maximize"] or isinstance(group["lr"], Tensor))
+    group = optimizer.param_groups[0]
+    changed = group["maximize"] or isinstance(group["lr"], Tensor)
+    return len(optimizer.param_groups) == 1 and not (hooks or wrapped or changed)
 
 
 def only_moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor] | None:
@@ -119,8 +125,19 @@ def only_moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[st
 
     None where `advance` or `join_` do more than such a loop, and before the first step.
     """
+    return _only_state(optimizer, parameter) if _plain(optimizer) else None
+
+
+def only_squares(optimizer: torch.optim.RMSprop, parameter: Tensor) -> dict[str, Tensor] | None:
+    """The same for RMSProp without momentum."""
     group = optimizer.param_groups[0]
-    if not _plain(optimizer) or group["weight_decay"] or distributed.processes() > 1:
+    plain = _alone(optimizer) and not group["momentum"] and not group["centered"]
+    return _only_state(optimizer, parameter) if plain else None
+
+
+def _only_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor] | None:
+    group = optimizer.param_groups[0]
+    if group["weight_decay"] or distributed.processes() > 1:
         return None
     alone = len(group["params"]) == 1 and group["params"][0] is parameter
     return (optimizer.state.get(parameter) or None) if alone else None

@@ -28,8 +28,10 @@ from foresight.nets.q_network import QNetwork
 from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.nets.sequence.vla_actor_critic import VLAActorCritic
 from foresight.nets.values import Values
-from foresight.ops.fused import clipped, double_q, soft
+from foresight.ops import advantage
+from foresight.ops.fused import clipped, double_q, soft, weighted
 from foresight.ops.fused.adam import Adam
+from foresight.ops.fused.rmsprop import RMSProp
 from foresight.training import optim
 
 P = ParamSpec("P")
@@ -146,6 +148,60 @@ def clipped_epochs(state: Stepping, data: Trajectory, clip: float) -> Tensor | N
     edges = [rows * epoch + start for epoch in range(config.epochs) for start in starts]
     metrics = clipped.clipped_epochs(policy, value, relu, flat, steps, order, [*edges, len(order)], clipping, adam)
     moments["step"] += len(edges)
+    return metrics
+
+
+class Weighing(Protocol):
+    """The fields of a Config that A2C's gradient step has."""
+
+    @property
+    def value_coef(self) -> float:
+        """The weight of the value loss."""
+
+    @property
+    def entropy_coef(self) -> float:
+        """The weight of the entropy."""
+
+    @property
+    def normalize_advantage(self) -> bool:
+        """Whether advantages are normalized over the batch."""
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The bound of the gradient norm."""
+
+
+class Weighted(Protocol):
+    """The State of A2C, as far as its gradient step needs it."""
+
+    network: ActorCritic | MemoryActorCritic
+    optimizer: torch.optim.RMSprop
+
+    @property
+    def config(self) -> Weighing:
+        """The algorithm's Config."""
+
+
+def weighted_step(state: Weighted, batch: Trajectory, advantages: Tensor, target: Tensor) -> Tensor | None:
+    """The twin of `a2c.descend`, for a categorical action and two small networks over vectors."""
+    config, network, optimizer, real = state.config, state.network, state.optimizer, batch.mask
+    if not isinstance(network, ActorCritic) or real is None:
+        return None
+    if (found := network.small_members(batch.obs.flatten(0, 1) if isinstance(batch.obs, Tensor) else None)) is None:
+        return None
+    flat, policy, value, relu = found
+    if (squares := optim.only_squares(optimizer, flat)) is None:
+        return None
+    columns = [x.flatten(0, 1) for x in (batch.obs, batch.action, advantages, target)]
+    if not (kept := real.flatten() > 0).all():
+        columns = [x[kept] for x in columns]
+    if config.normalize_advantage:
+        columns[2] = advantage.normalize(columns[2])
+    group = optimizer.param_groups[0]
+    weights = weighted.Weights(config.value_coef, config.entropy_coef, config.max_grad_norm)
+    rmsprop = RMSProp(squares["square_avg"].numpy(), group["lr"], group["alpha"], group["eps"])
+    metrics = weighted.weighted_step(policy, value, relu, flat, columns, weights, rmsprop)
+    squares["step"] += 1
     return metrics
 
 

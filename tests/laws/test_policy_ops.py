@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foresight.ops import advantage, aggregate, kl, policy, value
-from tests.sabotage import change, drop, flip_sign, sabotaged_by, scaled, swap
+from tests.sabotage import change, drop, flip_sign, returns, sabotaged_by, scaled, swap
 
 SEEDS = st.integers(0, 2**31)
 
@@ -99,6 +99,37 @@ def test_group_advantages_by_definition(seed: int, size: int) -> None:
     scaled_once = advantage.group_scaled(rewards, eps=1e-12)
     close(scaled_once * rewards.std(1, keepdim=True), rewards - rewards.mean(1, keepdim=True))
     close(advantage.group_scaled(3 * rewards - 5, eps=1e-12), scaled_once)
+
+
+@sabotaged_by("foresight.ops.advantage.batch_scaled", flip_sign, scaled(1.1), change("rewards", torch.square))
+@given(SEEDS, st.integers(2, 6))
+def test_one_group_is_scaled_as_a_batch(seed: int, size: int) -> None:
+    """With several groups the deviation is that of all centered rewards."""
+    rewards = randn(seed, 4, size)
+    close(advantage.batch_scaled(rewards[:1]), advantage.group_scaled(rewards[:1]))
+    centered = advantage.group_centered(rewards)
+    close(advantage.batch_scaled(rewards, eps=1e-12) * centered.flatten().std(), centered)
+
+
+@sabotaged_by("foresight.ops.value.popart", returns(lambda x: x + 1e-3), change("rate", lambda r: 1.0))
+@given(SEEDS, st.floats(1e-4, 1.0))
+def test_popart_is_the_identity_at_moments_that_it_knows(seed: int, rate: float) -> None:
+    weight, bias, target = randn(seed, 1, 5), randn(seed + 1, 1), 7 + 3 * randn(seed + 2, 40)
+    known = torch.stack([target.mean(), target.std(correction=0)])
+    for found, before in zip(value.popart(weight, bias, known, target, rate), (weight, bias, known), strict=True):
+        close(found, before)
+    moved = value.popart(weight, bias, known, target + 1, 0.5 * rate)[2][0]
+    close(moved, known[0] + 0.5 * rate)
+
+
+@sabotaged_by("foresight.ops.policy.clipped_surrogate", change("dual_clip", lambda c: 1.5), scaled(1.1))
+@given(SEEDS)
+def test_the_two_sided_clip_is_the_usual_one_without_a_bound(seed: int) -> None:
+    ratio, gain = (3 * randn(seed, 4, 6)).exp(), randn(seed + 1, 4, 6)
+    usual = policy.clipped_surrogate(ratio, gain, 0.2)
+    close(policy.clipped_surrogate(ratio, gain, 0.2, dual_clip=float("inf")), usual)
+    bounded = policy.clipped_surrogate(ratio, gain, 0.2, dual_clip=3.0)
+    close(bounded, torch.where(gain < 0, torch.minimum(usual, -3 * gain), usual))
 
 
 @sabotaged_by("foresight.ops.advantage.mean_scaled", flip_sign, scaled(1.1))

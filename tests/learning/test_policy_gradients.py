@@ -8,7 +8,7 @@ import torch
 
 from foresight.algorithms.policy import a2c, off_policy_ac, ppg, qac, reinforce, trpo
 from tests.algorithms.policy.small_envs import Corridor
-from tests.sabotage import flip_sign, sabotaged_by
+from tests.sabotage import change, flip_sign, sabotaged_by
 
 
 def _mean_return(choose: Any, episodes: int = 200) -> float:
@@ -55,7 +55,7 @@ def test_qac_over_all_actions():
     _learns(qac, 12_000, rollout_steps=8, learning_rate=0.01, value_learning_rate=0.03, all_actions=True)
 
 
-@sabotaged_by("foresight.ops.policy.reinforce", flip_sign)
+@sabotaged_by("foresight.ops.fused.weighted.weighted_step", change("columns", lambda x: [x[0], x[1], -x[2], x[3]]))
 @sabotaged_by("foresight.ops.returns.gae", lambda f: lambda reward, *rest: f(0 * reward, *rest))
 def test_a2c():
     _learns(a2c, 8_000, learning_rate=0.01)

@@ -32,7 +32,8 @@ from foresight.nets.actor_critic import ActorCritic, Sampled
 from foresight.nets.sequence import memory
 from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.ops import advantage, diagnostics, policy, returns, schedules, value
-from foresight.training import optim
+from foresight.training import optim, twins
+from foresight.training.twins import twin
 
 KIND = "control"
 UNIT = "env steps"
@@ -139,6 +140,28 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Traj
     return steps.replace(value=values, next_value=next_value, extras=extras), segment.last, segment.carry
 
 
+@twin(twins.weighted_step)
+def descend(state: State, batch: Trajectory, advantages: Tensor, target: Tensor) -> Tensor:
+    """One gradient step on the real steps of a segment: policy loss, value loss and entropy, `[3]`.
+
+    `advantages` and `target` are `[B, T]`.
+    """
+    config, network = state.config, state.network
+    assert batch.mask is not None
+    output, values, _ = network.read(batch.obs, batch.extras.get("carry"), batch.extras.get("start"))
+    real = batch.mask > 0
+    columns = (output.logp(batch.action), output.entropy(), values.value, advantages, target)
+    logprob, entropies, predicted, advantages, target = (x[real] for x in columns)
+    if config.normalize_advantage:
+        advantages = advantage.normalize(advantages)
+    policy_loss = policy.reinforce(logprob, advantages).mean()
+    value_loss = value.squared_loss(predicted, target).mean()
+    entropy = entropies.mean()
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
+    return torch.stack([policy_loss, value_loss, entropy]).detach()
+
+
 def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, float]:
     """One gradient step on one segment with values; `progress` in [0, 1] anneals the learning rate."""
     config, network = state.config, state.network
@@ -155,22 +178,12 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda, mask
     )
-    output, values, _ = network.read(batch.obs, batch.extras.get("carry"), batch.extras.get("start"))
-    columns = (output.logp(batch.action), output.entropy(), values.value, batch.value, advantages, target)
-    logprob, entropies, predicted, old_value, advantages, target = (x[real] for x in columns)
-    if config.normalize_advantage:
-        advantages = advantage.normalize(advantages)
-    policy_loss = policy.reinforce(logprob, advantages).mean()
-    value_loss = value.squared_loss(predicted, target).mean()
-    entropy = entropies.mean()
-    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-    optim.descend(state.optimizer, loss.backward, config.max_grad_norm)
-
+    losses = descend(state, batch, advantages, target)
     if network.normalizer is not None:
         network.normalizer.update(batch.obs[real])
-    found = torch.stack([policy_loss, value_loss, entropy, diagnostics.explained_variance(old_value, target)])
-    metrics = dict(zip(("policy_loss", "value_loss", "entropy", "explained_variance"), found.tolist(), strict=True))
-    return {**metrics, "learning_rate": rate}
+    metrics = dict(zip(("policy_loss", "value_loss", "entropy"), losses.tolist(), strict=True))
+    explained = diagnostics.explained_variance(batch.value[real], target[real]).item()
+    return {**metrics, "explained_variance": explained, "learning_rate": rate}
 
 
 def train(

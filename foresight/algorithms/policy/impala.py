@@ -29,10 +29,8 @@ and population based training. PopArt (`popart_rate`) has one mean and deviation
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +43,7 @@ from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_
 from foresight.envs.collect import Rollout
 from foresight.errors import UserError
 from foresight.nets import encoders, heads, precision
-from foresight.nets.actor_critic import ActorCritic
+from foresight.nets.actor_critic import ActorCritic, Sampled
 from foresight.nets.sequence import memory
 from foresight.nets.sequence.memory import MemoryActorCritic
 from foresight.ops import diagnostics, policy, returns, schedules, value
@@ -131,18 +129,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
 
 
 @torch.no_grad()
-def act(
-    state: State, obs: Tree, carry: Tree = None, explore: bool = False, sample: Callable[[Any], Tensor] | None = None
-) -> tuple[Tensor, dict[str, Tensor], Tree]:
-    """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut.
-
-    `sample` draws an action of an output; by default independently in every call.
-    """
+def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> tuple[Tensor, dict[str, Tensor], Tree]:
+    """An action for every row of `obs`: sampled if `explore`, else the mode. Use `reset_carry` at a cut."""
     output, carry = state.network.step(obs, carry)
-    if not explore:
-        return output.mode(), {}, carry
-    action = output.sample(state.generator) if sample is None else sample(output)
-    return action, {"logprob": output.logp(action)}, carry
+    return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
 reset_carry = memory.reset_carry
@@ -155,10 +145,14 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Roll
         carry = state.network.initial(env.num_envs)
     head, held = state.network.policy_head, state.config.state_dependent_noise
     sample = heads.sampler(head, env.num_envs, held, state.generator)
-    choose, device = functools.partial(act, state, explore=True, sample=sample), state.generator.device
+    choose, device = Sampled(state.network, state.generator, sample, noted=True), state.generator.device
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
-    state.step += segment.trajectory.reward.numel()
-    return dataclasses.replace(segment, carry=None), segment.last, segment.carry  # the learner recomputes that carry
+    steps = segment.trajectory
+    if steps.logprob is None:  # of a compiled loop, which has no memory
+        steps = steps.replace(logprob=state.network.read(steps.obs)[0].logp(steps.action))
+    state.step += steps.reward.numel()
+    # the learner recomputes the carry
+    return dataclasses.replace(segment, trajectory=steps, carry=None), segment.last, segment.carry
 
 
 def update(state: State, segment: Rollout) -> dict[str, float]:

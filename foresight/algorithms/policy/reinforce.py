@@ -23,7 +23,6 @@ Left out: eligibility traces for steps within an episode, and the REINFORCE of s
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -35,7 +34,7 @@ from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
 from foresight.nets import encoders, heads
-from foresight.nets.actor_critic import ActorCritic
+from foresight.nets.actor_critic import ActorCritic, Sampled
 from foresight.ops import advantage, policy, returns, schedules, value
 from foresight.training import optim
 
@@ -120,7 +119,7 @@ def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> t
 def rollout(state: State, env: Env) -> Trajectory:
     """One whole episode of every environment `[B, T]`; `mask` is 0 after its end. Has values if there is a baseline."""
     config, device = state.config, state.generator.device
-    choose = functools.partial(act, state, explore=True)
+    choose = Sampled(state.network, state.generator)
     segment = collect.episodes(env, config.seed + state.step, choose, config.max_episode_steps, device, state.episodes)
     state.step += segment.trajectory.reward.numel()
     if config.form != "baseline":

@@ -59,15 +59,21 @@ def _step_threads(
 
 
 @njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def _factors(
-    gradient: Floats, max_norm: float, rate: float, betas: tuple[float, float], step: int
-) -> tuple[np.float32, np.float32, np.float32]:
-    """The factor of the clipped gradient, and the rate and the root that correct the averages."""
+def clip_factor(gradient: Floats, max_norm: float) -> np.float32:
+    """What a gradient is multiplied by so that its norm is at most `max_norm`."""
     total = np.float32(0)
     for i in range(len(gradient)):
         total += gradient[i] * gradient[i]
     norm = math.sqrt(total)
-    scale = np.float32(max_norm / (norm + 1e-6)) if norm > max_norm else np.float32(1)
+    return np.float32(max_norm / (norm + 1e-6)) if norm > max_norm else np.float32(1)
+
+
+@njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+def _factors(
+    gradient: Floats, max_norm: float, rate: float, betas: tuple[float, float], step: int
+) -> tuple[np.float32, np.float32, np.float32]:
+    """The factor of the clipped gradient, and the rate and the root that correct the averages."""
+    scale = clip_factor(gradient, max_norm)
     return scale, np.float32(rate / (1 - betas[0] ** step)), np.float32(math.sqrt(1 - betas[1] ** step))
 
 

@@ -149,8 +149,8 @@ def _clipped_epochs(
     padded, actions = -(-most // BLOCK) * BLOCK, policy_sizes[-1]
     x, chosen = np.empty((most, obs.shape[1]), np.float32), np.empty(most, np.int64)
     columns = np.empty((4, most), np.float32)
-    inside, other_inside = _inside(policy_sizes), _inside(value_sizes)
-    hidden, other_hidden = np.empty(padded * inside, np.float32), np.empty(padded * other_inside, np.float32)
+    units, other_units = inside(policy_sizes), inside(value_sizes)
+    hidden, other_hidden = np.empty(padded * units, np.float32), np.empty(padded * other_units, np.float32)
     logps, values = np.empty((padded, actions), np.float32), np.empty((padded, 1), np.float32)
     grad_logps, grad_values = np.empty((most, actions), np.float32), np.empty((most, 1), np.float32)
     gradient, nothing = np.empty_like(flat), np.empty((0, 0), np.float32)
@@ -164,10 +164,10 @@ def _clipped_epochs(
             chosen[i] = action[row]
             columns[0, i], columns[1, i] = old_logprob[row], advantage[row]
             columns[2, i], columns[3, i] = target[row], old_value[row]
-        inner, other = hidden[: count * inside], other_hidden[: count * other_inside]
+        inner, other = hidden[: count * units], other_hidden[: count * other_units]
         forward_rows(x[:n], policy, policy_sizes, relu, BLOCK, inner, logps[:count])
         forward_rows(x[:n], value, value_sizes, relu, BLOCK, other, values[:count])
-        _log_softmax(logps[:n])
+        log_softmax(logps[:n])
         _clipped_objective(
             logps[:n], values[:n, 0], chosen[:n], columns[0, :n], columns[1, :n], columns[2, :n], columns[3, :n],
             grad_logps[:n], grad_values[:n, 0], metrics[k], clip_ratio, clip_value, value_coef, entropy_coef, normalize,
@@ -179,7 +179,7 @@ def _clipped_epochs(
 
 
 @njit(cache=True)
-def _inside(sizes: Indices) -> int:
+def inside(sizes: Indices) -> int:
     """How many hidden units an MLP has."""
     units = 0
     for layer in range(1, len(sizes) - 1):
@@ -188,7 +188,8 @@ def _inside(sizes: Indices) -> int:
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def _log_softmax(rows: Floats) -> None:
+def log_softmax(rows: Floats) -> None:
+    """The log-softmax of each row, in place."""
     for i in range(len(rows)):
         row, total, most = rows[i], np.float32(0), rows[i, 0]
         for j in range(1, len(row)):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.data.trajectory import Tree
-from foresight.envs.base import Env, Feedback
+from foresight.envs.base import Env, Feedback, Unrolled
 from foresight.runtime import legacy
 from foresight.runtime.evaluation import evaluate
 
@@ -72,10 +72,16 @@ class TimedEnv:
         return ended
 
     def __getattr__(self, name: str) -> Any:
-        # "env": while the object is being copied. "unroll": its episodes would not be seen
-        if name == "env" or (name == "unroll" and self._episodes):
+        if name == "env":  # while the object is being copied
             raise AttributeError(name)
-        return getattr(self.env, name)
+        found = getattr(self.env, name)
+        return functools.partial(self._unroll, found) if name == "unroll" and self._episodes else found
+
+    def _unroll(self, unroll: Callable[..., Unrolled | None], *given: Any) -> Unrolled | None:
+        found = unroll(*given)
+        if found is not None and "episode_return" in found.info:
+            self._store(found.info)
+        return found
 
     def _store(self, info: dict[str, Any]) -> None:
         returns, lengths = info["episode_return"], info["episode_length"]

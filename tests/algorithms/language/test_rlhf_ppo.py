@@ -278,6 +278,12 @@ def test_the_critic_has_a_lambda_of_its_own():
     own, _ = rlhf_ppo.prepare(state, batch, REWARDS)
     torch.testing.assert_close(own.target, REWARDS[..., None] * own.mask, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(own.advantage + own.value, own.target)
+    shared = []
+    for given in (0.3, None):  # the actor's λ is the default
+        state, batch = _rollout(kl_coef=0.1, gae_lambda=0.3, critic_lambda=given, whiten=False)
+        state.critic.reset(0.5, torch.Generator().manual_seed(2))
+        shared.append(rlhf_ppo.prepare(state, batch, REWARDS)[0].target)
+    assert torch.equal(*shared)
 
 
 def test_the_critic_may_be_trained_first():

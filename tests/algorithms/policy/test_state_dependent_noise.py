@@ -110,7 +110,7 @@ def _learns(module, config):
     assert head.log_std.shape == (16, 2) and head.log_std.std() > 0
 
 
-@sabotaged_by("foresight.algorithms.policy.impala.act", returns(lambda x: x + 0.1))
+@sabotaged_by("foresight.nets.actor_critic.Sampled.__call__", returns(lambda x: x + 0.1))
 @KINDS
 def test_the_learner_of_impala_gives_actions_the_probability_that_actors_gave_them(options):
     """V-trace's ratio is 1 for rollouts of the policy that is updated."""

@@ -301,7 +301,7 @@ def _unweighted(original):
 @sabotaged_by("foresight.algorithms.value.dqn.sample", _unweighted)
 @KINDS
 def test_prioritized_replay_is_uniform_replay_on_average(options) -> None:
-    """With the whole correction, weights times probabilities are equal; equal priorities give plain DQN's batches."""
+    """With the whole correction, weights times probabilities are equal."""
     config = dataclasses.replace(DQN, **{**PRIORITIZED, **options}, priority_correction=1.0)
     state = last(dqn, dataclasses.replace(config, steps=160), choice())
     assert isinstance(state.replay, Prioritized) and state.replay.tree is not None
@@ -311,6 +311,18 @@ def test_prioritized_replay_is_uniform_replay_on_average(options) -> None:
     torch.testing.assert_close(
         (batch.weight * probability / (batch.weight * probability).max()).float(), torch.ones(32)
     )
+
+
+@sabotaged_by("foresight.algorithms.value.dqn.sample", lambda f: lambda s: dataclasses.replace(f(s), weight=None))
+@KINDS
+def test_equal_priorities_are_uniform_replay(options) -> None:
+    """What has not been trained on yet has equal priorities: every step is as likely, and weighs 1."""
+    config = dataclasses.replace(DQN, **{**PRIORITIZED, **options}, learning_starts=10_000)
+    state = last(dqn, dataclasses.replace(config, steps=160), choice())
+    batch = dqn.sample(state)
+    assert batch.weight is not None and torch.equal(batch.weight, torch.ones_like(batch.weight))
+    shares = state.replay.tree[batch.key] / state.replay.tree.total
+    assert len(shares.unique()) == 1 and 1 / shares[0] == pytest.approx(len(state.replay), abs=8 * config.n_steps)
 
 
 @sabotaged_by("foresight.data.priorities.Prioritized.update", change("priority", lambda p: p + 1))

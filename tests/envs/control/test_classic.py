@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -49,6 +51,37 @@ def test_a_compiled_rollout_is_its_steps(limit: int | None) -> None:
     assert torch.equal(found.trajectory.extras["limit"], expected.trajectory.extras["limit"])
     assert bool(found.trajectory.extras["limit"].any()) == (limit is not None)
     torch.testing.assert_close((found.last, found.final), (expected.last, expected.final))
+
+
+@sabotaged_by(
+    "foresight.envs.collect._unrolled_episodes",
+    lambda f: lambda *a: dataclasses.replace(r := f(*a), trajectory=r.trajectory.map(lambda x: x.flip(1))),
+    lambda f: lambda *a: dataclasses.replace(r := f(*a), last=r.last.flip(0)),
+)
+@pytest.mark.parametrize(("limit", "longest", "block"), [(None, 500, 64), (None, 20, 8), (30, 500, 7), (None, 16, 8)])
+def test_compiled_episodes_are_their_steps(limit: int | None, longest: int, block: int, monkeypatch) -> None:
+    """Also those that a time limit cuts, and that are cut after the longest, in blocks or not."""
+    monkeypatch.setattr(collect, "UNROLLED", block)
+    network, noise = _network(), []
+    choose = Sampled(network, torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(-(-longest // block)):
+        noise += torch.empty(block, ENVS, 2).exponential_(generator=generator).log_()
+    whole, single = (make("CartPole-v1", ENVS, limit) for _ in range(2))
+    kept, expected_kept, device = Episodes(), Episodes(), torch.device("cpu")
+    found = collect.episodes(whole, 5, choose, longest, device, kept)
+    expected = collect.episodes(single, 5, _Given(network, torch.stack(noise)), longest, device, expected_kept)
+    assert kept == expected_kept and len(kept.returns) == ENVS
+    assert found.trajectory.shape == expected.trajectory.shape and found.trajectory.shape[1] <= longest
+    real = expected.trajectory.mask > 0
+    assert torch.equal(found.trajectory.mask > 0, real)
+    for name in ("obs", "action", "reward", "discount", "cut"):
+        torch.testing.assert_close(getattr(found.trajectory, name)[real], getattr(expected.trajectory, name)[real])
+    values = [
+        collect.successors(x, x.trajectory.obs[..., 0], lambda obs, _: obs[..., 0])[real] for x in (found, expected)
+    ]
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(found.last, expected.last)
 
 
 def test_what_cannot_be_compiled_is_stepped() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from foresight.algorithms.policy import a2c, impala, off_policy_ac, ppg, ppo, sac, sac_discrete, trpo
 from foresight.algorithms.value import dqn, rainbow
+from foresight.envs.base import Episodes
 from foresight.envs.control import multi_task
 from foresight.envs.make import make
 from foresight.errors import UserError
@@ -312,6 +313,17 @@ def test_the_watch_counts_time_and_episodes_and_changes_nothing() -> None:
     assert watched.seconds > 0 and watched._context is watched.env._context
     assert watched.pop_episodes() == [("Bandit", 1.0, 1)] * 8
     assert watched.pop_episodes() == []
+
+
+def test_the_watch_sees_the_episodes_of_a_compiled_rollout() -> None:
+    watched = profile.TimedEnv(make("CartPole-v1", num_envs=2), episodes=True)
+    state, seen = impala.build(impala.Config(num_envs=2, rollout_steps=100), watched.spaces), Episodes()
+    state.episodes = seen
+    rollout, *_ = impala.rollout(state, watched, watched.reset(0))
+    assert watched.seconds == 0  # nothing was stepped
+    ended = watched.pop_episodes()
+    assert ended == [("CartPole-v1", r, n) for r, n in zip(seen.returns, seen.lengths, strict=True)] and len(ended) > 2
+    assert rollout.trajectory.logprob.shape == (2, 100)
 
 
 def test_a_profile_adds_up() -> None:
