@@ -98,18 +98,19 @@ foresight: `--model {files[0].name}`.
 
 
 def policy(settings: Settings, step: int, evaluation: dict[str, Any], address: str) -> str:
-    """The card of a run without a language model: what it was trained on, how well it does, and its `address`."""
+    """The card of a run without an export: what it was trained on, how well it does, and its `address`."""
     entry, env = catalog.entry(settings.algorithm), Path(settings.env).name
     name = f"{entry.name} on {env}"
-    what = f"{evaluation['metric']}, {evaluation['n']} episodes, seed {settings.seed}"
+    kind, of = ("text-generation", "texts") if entry.kind == "text" else ("reinforcement-learning", "episodes")
+    what = f"{evaluation['metric']}, {evaluation['n']} {of if evaluation['n'] != 1 else of[:-1]}, seed {settings.seed}"
     result = {
-        "task": {"type": "reinforcement-learning"},
+        "task": {"type": kind},
         "dataset": {"type": env, "name": env},
         "metrics": [{"type": evaluation["metric"], "value": evaluation["mean"], "name": what}],
     }
     front = {
         "library_name": "foresight",
-        "pipeline_tag": "reinforcement-learning",
+        "pipeline_tag": kind,
         "tags": ["foresight", entry.name, env, *(f"arxiv:{number}" for number in ARXIV.findall(entry.doc))],
         "model-index": [{"name": name, "results": [result]}],
     }
@@ -122,7 +123,7 @@ def policy(settings: Settings, step: int, evaluation: dict[str, Any], address: s
 
 {entry.title}
 
-| | {evaluation["metric"]} | standard deviation | episodes |
+| | {evaluation["metric"]} | standard deviation | {of} |
 |---|---|---|---|
 {_row(f"after {step:,} {entry.unit}, seed {settings.seed}", evaluation)}
 

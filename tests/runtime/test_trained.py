@@ -45,7 +45,9 @@ def test_bundled_agents_are_small_and_have_cards(tmp_path, monkeypatch) -> None:
     for name in catalog.bundled():
         folder = run.find(name)
         assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 1_000_000
-        assert f'foresight.load("{name}")' in (folder / "README.md").read_text(encoding="utf-8")
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        kind = "text-generation" if name.startswith("pretrain/") else "reinforcement-learning"
+        assert f'foresight.load("{name}")' in card and f"\npipeline_tag: {kind}\n" in card
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ppo" / "LunarLander-v3" / "media").mkdir(parents=True)  # no run: the name keeps its meaning
     assert run.find("ppo/LunarLander-v3") == catalog.BUNDLED / "ppo" / "LunarLander-v3"
