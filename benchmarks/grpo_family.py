@@ -32,7 +32,7 @@ SLOTS = {  # the functions of `ops` that fill each slot
     "clip": ("clipped_surrogate", "clipped_weight", "reinforce"),
     "advantage": ("scaled", "group_scaled", "group_centered", "leave_one_out"),
     "aggregation": ("per_token", "per_sequence", "per_budget"),
-    "KL": ("kl.k1", "kl.k2", "kl.k3", "kl.penalty"),
+    "KL": ("kl.k1", "kl.k2", "kl.k3", "kl.penalty", "penalized"),
 }
 SHORT = {  # details of shapes that the table leaves out
     "advantage[..., None].expand_as(rho)": "advantage",
@@ -41,6 +41,7 @@ SHORT = {  # details of shapes that the table leaves out
     "*flat": "logprob, old, mask",
     "max(1, int(mask.any(-1).sum()))": "completions",
     "mask[..., 0].numel() * config.max_new_tokens": "completions * max_new_tokens",
+    "state.reference, batch, config.kl_coef, config.temperature, config.tuning.micro_tokens": "reference",
     "config.": "",
 }
 PRESET = "smollm2-addition"
@@ -92,7 +93,8 @@ def slots(name: str) -> dict[str, str]:
             for long, short in SHORT.items():
                 text = text.replace(long, short)
             place = {"loss": " in the loss", "update": " in the reward"}[function.name] if slot == "KL" else ""
-            found[slot] = f"`{text}`{place}"
+            both = slot == "KL" and found[slot] != "–"
+            found[slot] = f"{found[slot]}, or `{text}`{place}" if both else f"`{text}`{place}"
     return found
 
 

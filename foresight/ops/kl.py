@@ -77,7 +77,7 @@ def normal(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tens
     return 0.5 * (variance_ratio + distance - 1 - variance_ratio.log()).sum(-1)
 
 
-IN_LOSS = ("k2", "k3")  # the choices of a penalty in a loss; the gradient of k1 is zero on average
+ESTIMATORS = ("k1", "k2", "k3")  # k1 is for rewards: as a loss its gradient is zero on average
 
 
 def penalty(logprob: Tensor, ref_logprob: Tensor, estimator: str) -> Tensor:

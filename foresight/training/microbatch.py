@@ -18,7 +18,7 @@ from foresight import distributed
 from foresight.data.text import TokenBatch, common_prefix
 from foresight.errors import UserError, unknown
 from foresight.nets.language.model import LanguageModel
-from foresight.ops import schedules
+from foresight.ops import kl, schedules
 from foresight.ops.diagnostics import mean
 from foresight.ops.policy import CORRECTIONS
 from foresight.training.options import Correction, Tuning
@@ -114,6 +114,18 @@ def gather(function: Callable[[TokenBatch], Tensor], batch: TokenBatch, tokens: 
         result = function(batch.select(part)).cpu()
         whole[part, :, : result.shape[-1]] = result.to(whole)
     return whole
+
+
+def penalized(
+    rewards: Tensor, reference: LanguageModel, batch: TokenBatch, coef: float, temperature: float, tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Rewards `[P, G]` minus `coef` · Σ_t k1, and that sum: a KL penalty in the reward, of the policy that sampled.
+
+    The baseline of the advantage then includes the penalty. `tokens` bounds a micro-batch.
+    """
+    logprob = gather(lambda few: reference.logprob(few, temperature)[0], batch, tokens)
+    distance = (kl.k1(batch.logprob, logprob) * batch.mask).sum(-1)
+    return rewards - coef * distance, distance
 
 
 def step(

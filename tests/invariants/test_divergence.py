@@ -24,6 +24,7 @@ from foresight.data.text import TokenBatch
 from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl
 from foresight.ops.policy import ratio
+from foresight.training import microbatch
 from foresight.training.corpus import token_batch
 from tests import tiny_language
 from tests.invariants import subjects
@@ -81,7 +82,9 @@ def _same(ones: list[Tensor], others: list[Tensor]) -> None:
 
 def _in_the_loss(penalty: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Tensor], Any]:
     """What GRPO's loss becomes, on average over all answers, with `penalty` as its KL term and no reward at all."""
-    chosen = SimpleNamespace(penalty=lambda logprob, reference, name: penalty(logprob, reference), IN_LOSS=kl.IN_LOSS)
+    chosen = SimpleNamespace(
+        penalty=lambda logprob, reference, name: penalty(logprob, reference), ESTIMATORS=kl.ESTIMATORS
+    )
     monkeypatch.setattr(grpo, "kl", chosen)
     state, reference = _build(grpo)
     batch, chance = _answers(state.policy)
@@ -171,7 +174,7 @@ def test_k3_in_the_reward_lacks_the_gradient_of_the_other_kl(monkeypatch):
     E[k3] is missing (verl 2953).
     Invariant: Σ_a k3(a) ∇π(a) = ∇KL(π ‖ π₀) − ∇KL(π₀ ‖ π), the first of whole answers and the second per state.
     """
-    monkeypatch.setattr(rloo, "kl", SimpleNamespace(k1=kl.k3))
+    monkeypatch.setattr(microbatch, "kl", SimpleNamespace(k1=kl.k3))
     monkeypatch.setattr(rloo, "leave_one_out", lambda rewards: rewards)
     state, reference = _build(rloo)
     batch, chance = _answers(state.policy)

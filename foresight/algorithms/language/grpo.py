@@ -35,7 +35,7 @@ from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import clipped_surrogate, importance_weight, ratio
 from foresight.planning.generation.rollout import answer, check_group, sample
 from foresight.training import language
-from foresight.training.microbatch import check_correction, check_minibatches, learn
+from foresight.training.microbatch import check_correction, check_minibatches, learn, penalized
 from foresight.training.options import Correction, Tuning
 
 KIND = "text"
@@ -86,7 +86,7 @@ class Config:
     kl_coef: float = 0.0
     """β of the KL penalty (paper: 0.04). Above 0, a frozen copy of the initial policy is kept."""
     kl_estimator: str = "k3"
-    """The function of `ops.kl` in the loss: k3 (paper) or k2."""
+    """The function of `ops.kl`: k3 (paper) or k2 in the loss, or k1 in the reward, before it is scaled."""
     correction: Correction = Correction()
     """How tokens of another sampler are weighted (`training.options`)."""
     tuning: Tuning = Tuning()
@@ -128,8 +128,12 @@ def choices(config: Config) -> None:
         )
     if config.scale not in SCALES:
         raise unknown("scale", config.scale, SCALES)
-    if config.kl_estimator not in kl.IN_LOSS:
-        raise unknown("kl_estimator", config.kl_estimator, kl.IN_LOSS)
+    if config.kl_estimator not in kl.ESTIMATORS:
+        raise unknown("kl_estimator", config.kl_estimator, kl.ESTIMATORS)
+    if config.kl_coef > 0 and config.kl_estimator == "k1" and config.scale == "mean":
+        raise UserError(
+            "k1 makes rewards negative, and --scale mean needs them to be at least 0: take another of both."
+        )
 
 
 act = answer
@@ -154,7 +158,7 @@ def loss(
     sums = rollout_sums(rho, logprob, batch.logprob, entropy, batch.mask, config.clip_ratio, config.clip_high)
     if config.entropy_coef:
         terms = terms - config.entropy_coef * entropy
-    if state.reference is not None:
+    if state.reference is not None and config.kl_estimator != "k1":
         with torch.no_grad():
             reference = state.reference.logprob(batch, config.temperature)[0]
         penalty = kl.penalty(logprob, reference, config.kl_estimator)
@@ -165,12 +169,21 @@ def loss(
 
 def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]:
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
-    config = state.config
+    config, in_reward = state.config, state.config.kl_estimator == "k1"
+    metrics: dict[str, float] = {}
+    if state.reference is not None and in_reward:
+        rewards, distance = penalized(
+            rewards, state.reference, batch, config.kl_coef, config.temperature, config.tuning.micro_tokens
+        )
+        metrics["kl"] = distance.sum().item() / batch.mask.sum().item()
     advantage = scaled(rewards, config.scale)
     scored = batch.scored(rewards, config.mask_truncated)
     weights = per_sequence
-    flat_too = state.reference is not None or config.entropy_coef != 0  # they have a gradient where rewards are equal
-    return learn(state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, flat_too)
+    in_loss = state.reference is not None and not in_reward
+    flat_too = in_loss or config.entropy_coef != 0  # they have a gradient where rewards are equal
+    return metrics | learn(
+        state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, flat_too
+    )
 
 
 export = language.export

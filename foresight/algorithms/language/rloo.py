@@ -28,14 +28,13 @@ from foresight.data.text import TokenBatch
 from foresight.envs.text.curriculum import Counts, check_sampling
 from foresight.envs.text.task import TextTask
 from foresight.nets.language.model import LanguageModel
-from foresight.ops import kl
 from foresight.ops.advantage import leave_one_out
 from foresight.ops.aggregate import per_budget
 from foresight.ops.diagnostics import rollout_sums
 from foresight.ops.policy import importance_weight, ratio, reinforce
 from foresight.planning.generation.rollout import answer, check_group, sample
 from foresight.training import language
-from foresight.training.microbatch import check_correction, gather, learn
+from foresight.training.microbatch import check_correction, learn, penalized
 from foresight.training.options import Correction, Tuning
 
 KIND = "text"
@@ -122,12 +121,9 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     config = state.config
     metrics: dict[str, float] = {}
     if state.reference is not None:
-        reference = state.reference
-        reference_logprob = gather(
-            lambda few: reference.logprob(few, config.temperature)[0], batch, config.tuning.micro_tokens
+        rewards, distance = penalized(
+            rewards, state.reference, batch, config.kl_coef, config.temperature, config.tuning.micro_tokens
         )
-        distance = (kl.k1(batch.logprob, reference_logprob) * batch.mask).sum(-1)
-        rewards = rewards - config.kl_coef * distance
         metrics["kl"] = distance.sum().item() / batch.mask.sum().item()
     advantage = leave_one_out(rewards)
     scored = batch.scored(rewards, config.mask_truncated)

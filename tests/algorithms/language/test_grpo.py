@@ -201,6 +201,27 @@ def test_the_estimator_of_the_penalty_is_the_one_that_is_named():
     assert not math.isclose(found["k2"], found["k3"], rel_tol=1e-2)
 
 
+@sabotaged_by("foresight.ops.kl.k1", scaled(0.5))
+def test_a_penalty_in_the_reward_is_one_of_rewards_that_have_it():
+    """With k1 the gradient is that of rewards minus β Σ_t k1, without a penalty; also where rewards are equal."""
+    state, batch, rewards = _rollout(kl_coef=0.1, kl_estimator="k1")
+    with torch.no_grad():
+        for weight in state.reference.parameters():
+            weight.mul_(1.3)
+        distance = ((state.policy.logprob(batch)[0] - state.reference.logprob(batch)[0]) * batch.mask).sum(-1)
+    for given in (rewards, torch.ones(4, 4)):
+        plain, own = grpo.build(_config()), copy.deepcopy(state)
+        mine, theirs = _gradient(own, batch, given), _gradient(plain, batch, given - 0.1 * distance)
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)
+        assert any(one.abs().max() > 1e-4 for one in mine)
+    assert grpo.update(state, batch, rewards)["kl"] == pytest.approx(
+        (distance.sum() / batch.mask.sum()).item(), rel=1e-3
+    )
+    with pytest.raises(UserError, match="k1 makes rewards negative"):
+        grpo.build(_config(kl_coef=0.1, kl_estimator="k1", scale="mean"))
+
+
 @sabotaged_by("foresight.ops.aggregate.per_sequence", scaled(0.5))
 def test_the_entropy_bonus_is_the_mean_of_exact_entropies():
     """Its gradient, where rewards are equal: of H over the vocabulary, a mean over tokens, then over completions."""
