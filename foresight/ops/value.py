@@ -34,14 +34,16 @@ def popart(weight: Tensor, bias: Tensor, moments: Tensor, target: Tensor, rate: 
         w ← w σ / σ',   b ← (σ b + μ - μ') / σ',   μ' = (1 - β) μ + β E[G],   σ'² likewise, of the mixture
 
     Shapes: weight `[1, D]`, bias `[1]`, moments (μ, σ) `[2]`, target any shape; returns weight, bias and moments. β
-    is `rate`, but 1 at the first targets (σ = 0). The variance of the mixture is that within its parts and between
-    them, which is exact also where the mean is far greater than the deviation. σ' is at least 10⁻⁴. Sources: van
-    Hasselt et al. 2016 (arXiv:1602.07714), prop. 1 and eq. 3; Hessel et al. 2018 (arXiv:1809.04474).
+    is `rate`, but 1 at the first targets (σ = 0). Then no value was learned that could be preserved: the layer stays as
+    it is, and values begin near the mean of the targets. The variance of the mixture is that within its parts and
+    between them, which is exact also where the mean is far greater than the deviation. σ' is at least 10⁻⁴. Sources:
+    van Hasselt et al. 2016 (arXiv:1602.07714), prop. 1 and eq. 3; Hessel et al. 2018 (arXiv:1809.04474).
 
     Becomes the identity when the moments of the targets are those already known.
     """
     mean, std = moments
-    rate = rate if std > 0 else 1.0
+    if std == 0:
+        return weight, bias, torch.stack([target.mean(), target.std(correction=0).clamp(min=1e-4)])
     between = rate * (1 - rate) * (target.mean() - mean).square()
     variance = (1 - rate) * std.square() + rate * target.var(correction=0) + between
     new_mean, new_std = mean + rate * (target.mean() - mean), variance.sqrt().clamp(min=1e-4)
