@@ -56,6 +56,7 @@ def measured(algorithm: Any, config: Any, env: str, warm: int, flops: int) -> di
     from foresight.envs.make import make
 
     window, every = products(), (config.steps - warm) // WINDOWS
+    algorithm.REPORT = every  # steps between two yields
 
     def timed(precision: str) -> tuple[float, float, list[float]]:
         begun, metrics, windows = 0.0, {}, list[float]()
@@ -63,7 +64,7 @@ def measured(algorithm: Any, config: Any, env: str, warm: int, flops: int) -> di
         for step, metrics, _ in algorithm.train(given, make(env, num_envs=1)):  # noqa: B007
             if step == warm:
                 begun = time.perf_counter()
-            if step > warm and step % every == 0:
+            if step > warm:
                 at = time.perf_counter()
                 windows.append(window())
                 paused += time.perf_counter() - at
