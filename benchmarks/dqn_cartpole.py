@@ -4,7 +4,7 @@ Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, a targe
 gradient norm 10, a replay of 100,000 steps, ε from 1 to 0.05 over the first 3,000 steps, one environment. Threads: all
 cores, the faster choice for both. The first 2,000 steps are warm-up; the rest is measured. `return` is the mean over
 the last 100 episodes of training, with exploration. `bfloat16_rate` is of updates in bfloat16 (`--precision`), all else
-in float32. `share` is the rate as a fraction of the machine's float32 limit: the multiplications of an update (one
+in float32. `share` is the rate as a fraction of that of matrix products: the multiplications of an update (one
 forward pass of the target, one forward and one backward pass of the network) divided by the rate of products of 256x256
 by 256x256 matrices in windows between the same steps; `share_of_best`: by the fastest window.
 """

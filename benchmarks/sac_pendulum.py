@@ -3,9 +3,9 @@
 Equal settings on both sides: Adam, a learning rate of 1e-3, gamma 0.99, tau 0.005, learned temperature, two critics,
 100 random steps at first, one environment. Threads: all cores, the faster choice for both. The first 1,000 steps are
 warm-up; the rest is measured. `return` is the mean over all episodes of training, with exploration. `bfloat16_rate` is
-of updates in bfloat16 (`--precision`), all else in float32. `share` is the rate as a fraction of the machine's float32
-limit: the multiplications of an update (policy: two forward passes and one backward; critics: targets, values with the
-gradient of the weights, values with the gradient of the action) divided by the rate of products of 256x256 by
+of updates in bfloat16 (`--precision`), all else in float32. `share` is the rate as a fraction of that of matrix
+products: the multiplications of an update (policy: two forward passes and one backward; critics: targets, values with
+the gradient of the weights, values with the gradient of the action) divided by the rate of products of 256x256 by
 256x256 matrices in windows between the same steps; `share_of_best`: by the fastest window.
 """
 

@@ -148,45 +148,52 @@ def data(
         return _scripted(questions, prompts, path)
     examples = list(questions.train)[:prompts]
     settings = {
-        "kind": kind, "task": task, "env options": dict(options), "prompts": drafts.fingerprint(examples),
-        "model": list(model), "completer": completer, "group": group, "most": most, "least": least,
-        "max new tokens": max_new_tokens, "temperature": temperature, "seed": seed,
+        "kind of data": kind, "--task": task, "--env-options": options, "--model": model, "--completer": completer,
+        "--group": group, "--most": most, "--least": least, "--max-new-tokens": max_new_tokens,
+        "--temperature": temperature, "--seed": seed, "questions": drafts.fingerprint(examples),
+        "files of the task or the model": drafts.files([task, *model, *options.values()]),
     }  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
-    progress = drafts.resume(draft, settings, generator)
-    machine.configure_malloc(machine.POOL)
-    where = machine.pick_device(device)
-    policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
-    if completer is not None:
-        policies[0].completer = server.Server(completer, policies[0], report=screen.note)
-    total = len(model) * len(examples)
-    if progress.prompts:
-        screen.note(f"{draft}: {progress.prompts} of {total} prompts were answered before; it is continued.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with screen.stderr().status("") as status:
-            for i, policy in enumerate(policies):
-                first = min(max(progress.prompts - i * len(examples), 0), len(examples))
-                for found in graded.sample(
-                    policy, questions, prompts, group, max_new_tokens, temperature, generator, kind == "preferences",
-                    first,
-                ):  # fmt: skip
-                    rows = graded.make(kind, found, questions, most, least)
-                    progress = drafts.add(draft, rows, len(found.examples), progress, settings, generator)
-                    status.update(f"{progress.prompts} of {total} prompts answered, {progress.rows} {kind}")
-        if progress.rows:
-            draft.rename(path)
-        drafts.remove(draft)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write {path}: {error.strerror}. Choose another --out.{_kept(progress, kind, draft)}"
-        ) from error
-    except (UserError, KeyboardInterrupt) as error:
+    with drafts.held(draft):
+        progress = drafts.resume(draft, settings, generator)
+        machine.configure_malloc(machine.POOL)
+        where = machine.pick_device(device)
+        policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
+        if completer is not None:
+            policies[0].completer = server.Server(completer, policies[0], report=screen.note)
+        total = len(model) * len(examples)
         if progress.prompts:
+            screen.note(
+                f"{draft}: {progress.prompts} of {total} prompts were answered before. To start again, remove it."
+            )
+        try:
+            if not progress.prompts:
+                drafts.begin(draft, settings, generator)
+            with screen.stderr().status("") as status:
+                for i, policy in enumerate(policies):
+                    first = min(max(progress.prompts - i * len(examples), 0), len(examples))
+                    for found in graded.sample(
+                        policy, questions, prompts, group, max_new_tokens, temperature, generator,
+                        kind == "preferences", first,
+                    ):  # fmt: skip
+                        rows = graded.make(kind, found, questions, most, least)
+                        progress = drafts.add(draft, rows, len(found.examples), progress, settings, generator)
+                        status.update(f"{progress.prompts} of {total} prompts answered, {progress.rows} {kind}")
+            if progress.rows and path.exists():
+                raise UserError(f"{path} was made by another command in the meantime.")
+            if progress.rows:
+                draft.rename(path)
+            drafts.remove(draft)
+        except (OSError, UserError, KeyboardInterrupt) as error:
+            if not progress.prompts:
+                drafts.remove(draft)
+            if isinstance(error, OSError):
+                advice = _kept(progress, kind, draft) or " Choose another --out."
+                raise UserError(f"Cannot write {path}: {error.strerror}.{advice}") from error
+            if not progress.prompts:
+                raise
             reason = "Stopped." if isinstance(error, KeyboardInterrupt) else error
             raise type(error)(f"{reason}{_kept(progress, kind, draft)}") from error
-        drafts.remove(draft)
-        raise
     if not progress.rows:
         raise UserError(
             f"None of the {total} prompts gave {kind}: "

@@ -21,13 +21,20 @@ def held(run: Path) -> Iterator[None]:
     Children do not hold it: it is closed in one that is forked, and not inherited by a program. A file system without
     locks has none. Raises BusyError if the run is being trained, and UserError if the directory cannot be written.
     """
-    handle = _acquire(run / FILE)
+    with hold(run / FILE, f"{run} is being trained"):
+        yield
+
+
+@contextlib.contextmanager
+def hold(file: Path, busy: str) -> Iterator[None]:
+    """The same for any file that is made as a lock; `busy` is what a BusyError says of another process."""
+    handle = _acquire(file, busy)
     try:
         yield
     finally:
         if handle in _HELD:  # not in a forked child
             with contextlib.suppress(OSError):
-                (run / FILE).unlink()
+                file.unlink()
             _release(handle)
 
 
@@ -38,7 +45,7 @@ def check(run: Path) -> None:
             pass
 
 
-def _acquire(file: Path) -> int:
+def _acquire(file: Path, busy: str) -> int:
     while True:
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -51,7 +58,7 @@ def _acquire(file: Path) -> int:
             owner = os.read(handle, 20).decode(errors="replace").strip()
             _release(handle)
             who = f"another process (pid {owner})" if owner else "another process"
-            raise BusyError(f"{file.parent} is being trained by {who}. Wait for it, or stop it.") from error
+            raise BusyError(f"{busy} by {who}. Wait for it, or stop it.") from error
         except OSError:  # this file system has no locks
             return handle
         if _is(handle, file):

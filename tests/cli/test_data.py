@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +13,9 @@ import torch
 
 from foresight.cli import data
 from foresight.cli.main import main
+from foresight.errors import UserError
 from foresight.nets.language import pretrained
-from foresight.runtime import run
+from foresight.runtime import drafts, run
 from foresight.runtime.run import Run
 from foresight.training import graded
 from tests import tiny_language
@@ -189,11 +192,51 @@ def test_a_command_that_was_stopped_continues_where_it_was(digits, call, tmp_pat
     with draft.open("a") as file:
         file.write('{"prompt": "ha')  # a kill in the middle of a chunk
     other = call("data", *words, out, "--seed", "1", "--most", "2")
-    assert other.code == 2 and f"{draft} was made with another most and seed: give the same options" in other.err
+    assert other.code == 2 and f"{draft} was made with --most 4 and --seed 0: give the same" in other.err
     again = call("data", *words, out)
     assert again.code == 0 and f"{[0, 8, 16, 20, 28][chunks]} of 40 prompts were answered before" in again.err
     assert out.read_bytes() == whole.read_bytes()
     assert not draft.exists() and not any(tmp_path.glob("*.progress"))
+
+
+def test_a_kill_in_the_first_chunk_is_continued(digits, call, tmp_path, monkeypatch):
+    out, draft = tmp_path / "a.jsonl", tmp_path / "a.partial.jsonl"
+    words = ["preferences", *digits, "--max-new-tokens", "30", "--group", "4", "--out", out]
+
+    def killed(draft, rows, *rest):
+        draft.write_text("".join(json.dumps(row) for row in rows))
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafts, "add", killed)
+        assert call("data", *words).code == 137 and draft.stat().st_size
+    assert call("data", *words).code == 0 and len(_rows(out)) > 5
+
+
+def test_settings_that_json_does_not_know_are_compared_too(tmp_path):
+    draft, generator = tmp_path / "a.jsonl", torch.Generator().manual_seed(3)
+    settings = {"--env-options": {"first": datetime.date(2024, 1, 1), "share": math.nan}}
+    progress = drafts.add(draft, [{"prompt": "é"}], 5, drafts.begin(draft, settings, generator), settings, generator)
+    assert drafts.resume(draft, settings, torch.Generator()) == progress and progress.size == draft.stat().st_size
+    with pytest.raises(UserError, match=r'--env-options \{"first": "2024-01-01", "share": NaN\}: give the same'):
+        drafts.resume(draft, {"--env-options": {"first": datetime.date(2024, 1, 2), "share": math.nan}}, generator)
+
+
+def test_rows_of_another_reward_do_not_join(digits, call, tmp_path, monkeypatch):
+    out = tmp_path / "a.jsonl"
+    words = ["preferences", *digits, "--max-new-tokens", "30", "--group", "4", "--out", out]
+    _stopped(monkeypatch, call, words, 1)
+    file = tmp_path / "rewards.py"
+    file.write_text(file.read_text() + "\n# another one\n")
+    done = call("data", *words)
+    assert done.code == 2 and "was made with other files of the task or the model: give the same" in done.err
+
+
+def test_two_commands_do_not_write_to_one_draft(digits, call, tmp_path):
+    out = tmp_path / "a.jsonl"
+    with drafts.held(tmp_path / "a.partial.jsonl"):
+        done = call("data", "preferences", *digits, "--max-new-tokens", "30", "--out", out)
+    assert done.code != 0 and "a.partial.jsonl is being written by another process" in done.err and not out.exists()
 
 
 def test_a_draft_that_cannot_be_continued_is_kept(digits, call, tmp_path, monkeypatch):

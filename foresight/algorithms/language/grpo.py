@@ -8,7 +8,8 @@ For each prompt q sample a group of G completions o_1..o_G from the policy, grad
 There is no critic: the mean reward of the group is the baseline. Kept: outcome supervision, the clipped token-level
 ratio, the k3 penalty with a frozen reference (off by default, as is usual now; as a loss its gradient is that of
 KL(π_ref ‖ π), while that of k2 is the gradient of KL(π ‖ π_ref)). Left out: process supervision, and the outer loop
-that retrains the reward model. Added: other scales of the rewards, an upper clip of its own, and an entropy bonus.
+that retrains the reward model. Added: other scales of the rewards, an upper clip of its own, an entropy bonus, and a
+penalty in the reward.
 
 Three optimizations do not change the result: tokens shared by completions are computed once (`nets.language.model`),
 groups of equal rewards have no gradient and are skipped, and the forward pass of the first gradient step gives π_old.
@@ -86,7 +87,8 @@ class Config:
     kl_coef: float = 0.0
     """β of the KL penalty (paper: 0.04). Above 0, a frozen copy of the initial policy is kept."""
     kl_estimator: str = "k3"
-    """The function of `ops.kl`: k3 (paper) or k2 in the loss, or k1 in the reward, before it is scaled."""
+    """The function of `ops.kl`: k3 (paper) or k2 in the loss, or k1 in the reward. With k1 take scale "batch" or
+    "none": a group of equal rewards has no other deviation than that of the penalty, and dividing by it cancels β."""
     correction: Correction = Correction()
     """How tokens of another sampler are weighted (`training.options`)."""
     tuning: Tuning = Tuning()
@@ -132,7 +134,8 @@ def choices(config: Config) -> None:
         raise unknown("kl_estimator", config.kl_estimator, kl.ESTIMATORS)
     if config.kl_coef > 0 and config.kl_estimator == "k1" and config.scale == "mean":
         raise UserError(
-            "k1 makes rewards negative, and --scale mean needs them to be at least 0: take another of both."
+            "--kl-estimator k1 makes rewards negative, and --scale mean needs rewards of at least 0: set "
+            "--kl-estimator k2 or k3, or --scale none."
         )
 
 

@@ -149,7 +149,8 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Roll
     segment = collect.segment(env, obs, choose, state.config.rollout_steps, device, state.episodes, carry)
     steps = segment.trajectory
     if steps.logprob is None:  # of a compiled loop, which has no memory
-        steps = steps.replace(logprob=state.network.read(steps.obs)[0].logp(steps.action))
+        assert isinstance(state.network, ActorCritic)
+        steps = steps.replace(logprob=state.network.policy(steps.obs).logp(steps.action))
     state.step += steps.reward.numel()
     # the learner recomputes the carry
     return dataclasses.replace(segment, trajectory=steps, carry=None), segment.last, segment.carry

@@ -291,9 +291,15 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     advantages, target = returns.gae(
         reward, config.gamma * batch.discount, batch.cut, batch.value, batch.next_value, config.gae_lambda
     )
+    old_value = batch.value
     if config.popart_rate is not None and isinstance(state.network.value_head, heads.PopArtHead):
+        first = not state.network.value_head.moments[1]
         state.network.value_head.update(*state.network.value_layer(), target[mask > 0], config.popart_rate)
         advantages = advantages / heads.value_scale(state.network.value_head)
+        if first:  # values are not preserved: the value clip is relative to the new ones
+            with torch.no_grad():
+                values = state.network.read(batch.obs, batch.extras.get("carry"), batch.extras.get("start"))[1]
+            batch = batch.replace(value=values.value)
     extras = {**batch.extras, "advantage": advantages, "target": target}
     data = batch.replace(mask=None, next_value=None, extras=extras)
     if config.memory is not None:  # minibatches of whole sequences
@@ -310,7 +316,7 @@ def update(state: State, batch: Trajectory, progress: float = 0.0) -> dict[str, 
     if state.network.normalizer is not None:
         state.network.normalizer.update(data.obs if config.memory is None else batch.obs[mask > 0])
     metrics = dict(zip(LOSS_METRICS, losses.mean(0).tolist(), strict=True))
-    explained = diagnostics.explained_variance(batch.value[mask > 0], target[mask > 0]).item()
+    explained = diagnostics.explained_variance(old_value[mask > 0], target[mask > 0]).item()
     return {**metrics, "explained_variance": explained, "learning_rate": rate}
 
 

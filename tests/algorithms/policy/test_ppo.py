@@ -219,15 +219,27 @@ def _preserves_what_was_not_learned(original):
 
 
 @sabotaged_by("foresight.ops.value.popart", _preserves_what_was_not_learned)
-@pytest.mark.parametrize("module", [ppo, impala])
-def test_popart_begins_at_the_mean_of_the_targets(module):
+@pytest.mark.parametrize(
+    ("module", "fields"),
+    [(ppo, {"minibatches": 2}), (ppo, {"minibatches": 2, "clip_value": 0.2}), (impala, {"rollouts_per_update": 1})],
+)
+def test_popart_begins_near_the_mean_of_the_targets(module, fields):
     """Rewards of 1,000 or 1,001: values are near them after few updates, so that advantages are small."""
-    fields = {"minibatches": 2} if module is ppo else {"rollouts_per_update": 1}
     config = module.Config(
         steps=512, num_envs=8, rollout_steps=16, hidden=(8,), learning_rate=1e-3, popart_rate=0.1, **fields
     )
     state = last(module, config, bandit(gs.Discrete(4), lambda c, a: 1000 + (a == 2).float()))
     assert state.network.value(torch.ones(1, 1)).value.item() == pytest.approx(1000, abs=3)
+
+
+def test_popart_trains_values_at_once_that_are_clipped():
+    """At the first targets the old value of the clip is one under the new moments."""
+    env = bandit(gs.Discrete(4), lambda c, a: 1000 + (a == 2).float())
+    config = ppo.Config(
+        steps=128, num_envs=8, rollout_steps=16, hidden=(8,), popart_rate=0.1, clip_value=0.2, epochs=1, minibatches=1
+    )
+    (_, metrics, _), *_ = ppo.train(config, env)
+    assert 0 < metrics["value_loss"] < 20  # squared deviations; the mean is two thousand from 0
 
 
 @sabotaged_by("foresight.nets.heads.value_scale", lambda f: lambda head: 1.0)
