@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -243,11 +244,11 @@ class Sampled:
 
     def unroll(self, env: Any, obs: Tree, steps: int) -> Any:
         """The same for `steps` steps in a compiled loop; None if policy or environment have none."""
-        play = getattr(env, "unroll", None)
-        if play is None or not isinstance(self.network, ActorCritic):
+        # not what a wrapper of one's own forwards, whose `step` would be passed over
+        if inspect.getattr_static(env, "unroll", None) is None or not isinstance(self.network, ActorCritic):
             return None
         if (found := self.network.small_policy(obs)) is None:
             return None
         policy, relu = found
         noise = torch.empty(steps, len(obs), int(policy.sizes[-1])).exponential_(generator=self.generator).log_()
-        return play(policy, relu, obs, noise)
+        return env.unroll(policy, relu, obs, noise)

@@ -9,6 +9,7 @@ of conversations includes what their environments take to answer.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -44,6 +45,8 @@ class TimedEnv:
         self.seconds = 0.0
         self._step, self._episodes = env.step, episodes
         self._ended: list[tuple[str, float, int]] = []
+        if inspect.getattr_static(env, "unroll", None) is not None:
+            self.unroll = self._unroll
 
     def reset(self, seed: int) -> Tree:
         """Reset all envs; equal seeds give equal episodes. Returns obs `[B, ...]`."""
@@ -74,12 +77,11 @@ class TimedEnv:
     def __getattr__(self, name: str) -> Any:
         if name == "env":  # while the object is being copied
             raise AttributeError(name)
-        found = getattr(self.env, name)
-        return functools.partial(self._unroll, found) if name == "unroll" and self._episodes else found
+        return getattr(self.env, name)
 
-    def _unroll(self, unroll: Callable[..., Unrolled | None], *given: Any) -> Unrolled | None:
-        found = unroll(*given)
-        if found is not None and "episode_return" in found.info:
+    def _unroll(self, *given: Any) -> Unrolled | None:
+        found: Unrolled | None = self.env.unroll(*given)  # type: ignore[attr-defined]
+        if self._episodes and found is not None and "episode_return" in found.info:
             self._store(found.info)
         return found
 

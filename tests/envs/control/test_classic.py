@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from foresight.envs import collect
-from foresight.envs.base import Episodes
+from foresight.envs.base import Episodes, Feedback
 from foresight.envs.control.classic import make
 from foresight.nets.actor_critic import ActorCritic, Sampled
 from foresight.nets.heads import CategoricalHead, ScalarHead
 from foresight.nets.stacked_mlp import StackedMLP
+from foresight.runtime.monitoring.profile import TimedEnv
 from tests.sabotage import change, sabotaged_by
 
 ENVS, STEPS = 3, 600  # more episodes than an environment has starts drawn ahead
@@ -82,6 +84,32 @@ def test_compiled_episodes_are_their_steps(limit: int | None, longest: int, bloc
     ]
     torch.testing.assert_close(*values)
     torch.testing.assert_close(found.last, expected.last)
+
+
+class Doubled:
+    """A wrapper of one's own: another `step`, and everything else is the environment's."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def step(self, action: torch.Tensor) -> Feedback:
+        feedback = self.env.step(action)
+        return feedback._replace(reward=2 * feedback.reward)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+
+@sabotaged_by(
+    "foresight.nets.actor_critic.Sampled.unroll", lambda f: lambda self, env, *a: f(self, getattr(env, "env", env), *a)
+)
+def test_the_step_of_a_wrapper_is_not_passed_over() -> None:
+    env, choose = Doubled(make("CartPole-v1", ENVS)), Sampled(_network(), torch.Generator().manual_seed(0))
+    found = collect.segment(env, env.reset(0), choose, 8, torch.device("cpu"), Episodes())
+    assert (found.trajectory.reward == 2).all()
+    watched = TimedEnv(make("CartPole-v1", ENVS))
+    assert choose.unroll(watched, watched.reset(0), 4) is not None
+    assert choose.unroll(TimedEnv(env), env.reset(0), 4) is None
 
 
 def test_what_cannot_be_compiled_is_stepped() -> None:
