@@ -154,6 +154,10 @@ def data(
         "files of the task or the model": drafts.files([task, *model, *options.values()]),
     }  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.") from error
     with drafts.held(draft):
         progress = drafts.resume(draft, settings, generator)
         machine.configure_malloc(machine.POOL)

@@ -35,11 +35,7 @@ def file_of(draft: Path) -> Path:
 
 
 def held(draft: Path) -> AbstractContextManager[None]:
-    """The lock of a draft: two processes must not write to it. Its folder is made."""
-    try:
-        draft.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot write {draft}: {error.strerror}. Choose another --out.") from error
+    """The lock of a draft in an existing folder: two processes must not write to it."""
     return lock.hold(draft.with_name(f".{draft.name}.lock"), f"{draft} is being written")
 
 

@@ -27,7 +27,7 @@ def held(run: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold(file: Path, busy: str) -> Iterator[None]:
-    """The same for any file that is made as a lock; `busy` is what a BusyError says of another process."""
+    """The same for any file that is made as a lock; `busy` begins a BusyError's message: "RUN is being trained"."""
     handle = _acquire(file, busy)
     try:
         yield
