@@ -53,12 +53,8 @@ def twin(compiled: Callable[..., R | None]) -> Callable[[Callable[P, R]], Callab
     return decorate
 
 
-class Coefficients(Protocol):
-    """The fields of a Config that PPO's loss has."""
-
-    @property
-    def clip_value(self) -> float | None:
-        """How far a value may move; None: not limited."""
+class Weighing(Protocol):
+    """The fields of a Config that the loss of an actor-critic has."""
 
     @property
     def value_coef(self) -> float:
@@ -70,11 +66,19 @@ class Coefficients(Protocol):
 
     @property
     def normalize_advantage(self) -> bool:
-        """Whether advantages are normalized over a minibatch."""
+        """Whether advantages are normalized over a batch or minibatch."""
 
     @property
     def max_grad_norm(self) -> float:
         """The bound of the gradient norm."""
+
+
+class Coefficients(Weighing, Protocol):
+    """The further fields of PPO's."""
+
+    @property
+    def clip_value(self) -> float | None:
+        """How far a value may move; None: not limited."""
 
     @property
     def target_kl(self) -> float | None:
@@ -149,26 +153,6 @@ def clipped_epochs(state: Stepping, data: Trajectory, clip: float) -> Tensor | N
     metrics = clipped.clipped_epochs(policy, value, relu, flat, steps, order, [*edges, len(order)], clipping, adam)
     moments["step"] += len(edges)
     return metrics
-
-
-class Weighing(Protocol):
-    """The fields of a Config that A2C's gradient step has."""
-
-    @property
-    def value_coef(self) -> float:
-        """The weight of the value loss."""
-
-    @property
-    def entropy_coef(self) -> float:
-        """The weight of the entropy."""
-
-    @property
-    def normalize_advantage(self) -> bool:
-        """Whether advantages are normalized over the batch."""
-
-    @property
-    def max_grad_norm(self) -> float:
-        """The bound of the gradient norm."""
 
 
 class Weighted(Protocol):
