@@ -24,7 +24,7 @@ EXPERTS = 16  # environments stepped together for demonstrations
 EXPERT, SCRIPTED = "episodes of an expert", "demonstrations of a task with tools"
 _OF_ANSWERS = frozenset({
     "task", "env_options", "model", "prompts", "group", "most", "max_new_tokens", "temperature", "seed", "device",
-    "completer",
+    "completer", "stop",
 })  # fmt: skip
 # The options that each kind of data reads; of each, `out` too.
 READ = {
@@ -53,6 +53,7 @@ def data(
     most: int = 4,
     least: float = 1.0,
     max_new_tokens: int = 16,
+    stop: tuple[str, ...] = (),
     temperature: float = 1.0,
     seed: int = 0,
     device: str = "auto",
@@ -63,7 +64,7 @@ def data(
     explore: bool = False,
     random: int = 0,
 ) -> int:
-    """Generate data: answers of a language model for sft, dpo, kto, orpo and reward_model, or episodes of a run.
+    r"""Generate data: answers of a language model for sft, dpo, kto, orpo and reward_model, or episodes of a run.
 
     A model answers the training prompts of a task, and the grader of the task scores the answers.
 
@@ -84,6 +85,7 @@ def data(
         most: maximum rows per model and prompt.
         least: minimum reward of a demonstration.
         max_new_tokens: maximum tokens per answer; truncated answers are left out.
+        stop: texts that end an answer and are left out of it; "\n" is a line break.
         temperature: sampling temperature.
         seed: sampling seed.
         device: auto, cpu, cuda, cuda:1 or mps.
@@ -139,6 +141,9 @@ def data(
         raise UserError(f"--temperature must be at least 0, not {temperature:g}.")
     if completer is not None and len(model) > 1:
         raise UserError(f"A server has the weights of one model, but --model names {len(model)} models: name one.")
+    ends = tuple(one.replace("\\n", "\n") for one in stop)
+    if not all(ends):
+        raise UserError("A text of --stop is empty: name the text that ends an answer, or leave --stop out.")
     options, renamed = legacy.env_options(task, fields.options(env_options))
     if renamed:
         screen.note(renamed)
@@ -150,7 +155,7 @@ def data(
     settings = {
         "kind of data": kind, "--task": task, "--env-options": options, "--model": model, "--completer": completer,
         "--group": group, "--most": most, "--least": least, "--max-new-tokens": max_new_tokens,
-        "--temperature": temperature, "--seed": seed, "questions": drafts.fingerprint(examples),
+        "--stop": ends, "--temperature": temperature, "--seed": seed, "questions": drafts.fingerprint(examples),
         "files of the task or the model": drafts.files([task, *model, *options.values()]),
     }  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
@@ -165,7 +170,7 @@ def data(
         policies = [pretrained.load(name, where) for name in model]  # all at once, so that a missing one fails early
         if completer is not None:
             policies[0].completer = server.Server(completer, policies[0], report=screen.note)
-        total = len(model) * len(examples)
+        total, sampled, truncated = len(model) * len(examples), 0, 0
         if progress.prompts:
             screen.note(
                 f"{draft}: {progress.prompts} of {total} prompts were answered before. To start again, remove it."
@@ -178,8 +183,9 @@ def data(
                     first = min(max(progress.prompts - i * len(examples), 0), len(examples))
                     for found in graded.sample(
                         policy, questions, prompts, group, max_new_tokens, temperature, generator,
-                        kind == "preferences", first,
+                        kind == "preferences", first, ends,
                     ):  # fmt: skip
+                        sampled, truncated = sampled + found.stopped.numel(), truncated + int((~found.stopped).sum())
                         rows = graded.make(kind, found, questions, most, least)
                         progress = drafts.add(draft, rows, len(found.examples), progress, settings, generator)
                         status.update(f"{progress.prompts} of {total} prompts answered, {progress.rows} {kind}")
@@ -198,6 +204,11 @@ def data(
                 raise
             reason = "Stopped." if isinstance(error, KeyboardInterrupt) else error
             raise type(error)(f"{reason}{_kept(progress, kind, draft)}") from error
+    if 2 * truncated > sampled:
+        screen.note(
+            f"{truncated / sampled:.0%} of the answers were truncated by --max-new-tokens {max_new_tokens} and left "
+            f'out: raise it, or end answers by --stop, as at the first line break by --stop "\\n".'
+        )
     if not progress.rows:
         raise UserError(
             f"None of the {total} prompts gave {kind}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError, unknown
 from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.constraints import before
 from foresight.planning.generation.rollout import complete, texts
 from foresight.planning.generation.server import Server
 
@@ -39,24 +40,26 @@ def sample(
     generator: torch.Generator,
     composite: bool = True,
     first: int = 0,
+    stop: Sequence[str] = (),
 ) -> Iterator[Graded]:
     """`group` graded answers to each of the first `prompts` training prompts (None: all), in chunks of prompts.
 
     They are graded by the training reward or, if not `composite`, by the task's own grader (right or wrong). Prompts
-    before `first` are left out: they were answered before.
+    before `first` are left out: they were answered before. Each text of `stop` ends an answer and is left out of it.
     """
-    examples = list(task.train)[:prompts]
+    examples, ends = list(task.train)[:prompts], tuple(dict.fromkeys((*task.stop, *stop)))
     for start in range(first, len(examples), CHUNK):
         few = examples[start : start + CHUNK]
         if isinstance(policy.completer, Server):  # texts are enough here; some servers return only texts
             ids = [policy.encode(example.prompt, example.tools) for example in few]
             answers, ended = policy.completer.generate_texts(
-                ids, group, max_new_tokens, temperature, generator, stop=task.stop
+                ids, group, max_new_tokens, temperature, generator, stop=ends
             )
             stopped = torch.tensor(ended).view(len(few), group)
         else:
-            batch = complete(policy, few, group, max_new_tokens, temperature, generator, stop=task.stop)
+            batch = complete(policy, few, group, max_new_tokens, temperature, generator, stop=ends)
             answers, stopped = texts(policy, batch), batch.stopped
+        answers = [before(answer, stop) for answer in answers]
         repeated = [example for example in few for _ in range(group)]
         rewards = task.reward(repeated, answers)[0] if composite else task.grade(repeated, answers)
         yield Graded(few, answers, stopped, torch.tensor(rewards).view(len(few), group))

@@ -59,6 +59,27 @@ def test_demonstrations_are_good_enough(digits, tmp_path):
     assert all(sum(map(str.isdigit, row["completion"])) >= 2 for row in _rows(out))
 
 
+@sabotaged_by("foresight.training.graded.before", lambda real: lambda text, stop: text)
+def test_stop_texts_end_an_answer_and_are_left_out_of_it(digits, tmp_path, capsys):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    words = ["data", "demonstrations", *digits, "--max-new-tokens", "30", "--least", "0", "--out"]
+    assert main([*words, str(whole)]) == 0
+    assert main([*words, str(cut), "--stop", "\\n", "e"]) == 0
+    answers = [row["completion"] for row in _rows(cut)]
+    assert not any("\n" in answer or "e" in answer for answer in answers)
+    assert any("e" in row["completion"] for row in _rows(whole))
+    assert all(row["reward"] == sum(map(str.isdigit, row["completion"])) for row in _rows(cut))
+    capsys.readouterr()
+    assert main([*words, str(tmp_path / "x.jsonl"), "--stop", ""]) == 2
+    assert "A text of --stop is empty" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_truncated_answers_are_reported(digits, tmp_path, capsys):
+    assert main(["data", "demonstrations", *digits, "--max-new-tokens", "1", "--out", str(tmp_path / "x.jsonl")]) == 2
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "of the answers were truncated by --max-new-tokens 1 and left out: raise it" in said
+
+
 def test_a_server_answers_in_place_of_the_model(digits, tmp_path, capsys):
     out = tmp_path / "shown.jsonl"
     arguments = ["data", "demonstrations", *digits, "--max-new-tokens", "30", "--group", "3", "--out"]

@@ -31,6 +31,7 @@ from foresight.agents.live.store import Store, Turn, log
 from foresight.envs.tools import tool
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.constraints import before
 from foresight.planning.generation.dialogue import as_data
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "testserver")
@@ -226,11 +227,6 @@ def visible(text: str, stop: Sequence[str] = ()) -> str:
     text = before(text, ends)
     held = max((length for end in ends for length in range(1, len(end)) if text.endswith(end[:length])), default=0)
     return text[: len(text) - held]
-
-
-def before(text: str, stop: Sequence[str]) -> str:
-    """The text before the first of `stop` in it: what a reply shows, also of a token that holds more."""
-    return min((text.partition(one)[0] for one in stop), key=len, default=text)
 
 
 def _written(engine: Engine, request: engines.Request) -> str:

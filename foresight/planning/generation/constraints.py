@@ -51,6 +51,11 @@ def depth(trie: Trie) -> int:
     return 1 + max(depth(after) for after in trie.values()) if trie else 0
 
 
+def before(text: str, stop: Sequence[str]) -> str:
+    """The text before the first of `stop` in it; the token that completed a stop text may hold more than that."""
+    return min((text.partition(one)[0] for one in stop), key=len, default=text)
+
+
 def mask_logits(logits: Tensor, nodes: Sequence[Trie]) -> Tensor:
     """Logits `[B, V]` with -inf on every token that is not a child of the row's trie node."""
     tokens = [list(node) for node in nodes]

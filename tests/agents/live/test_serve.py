@@ -25,6 +25,7 @@ from foresight.agents.live.engine import Engine
 from foresight.agents.live.store import Store
 from foresight.envs.tools import tool
 from foresight.nets.language.model import LanguageModel
+from foresight.planning.generation.constraints import before
 from tests import tiny_language
 from tests.agents.live.test_learn import TEMPLATE
 from tests.agents.live.test_store import fill, make_room
@@ -132,7 +133,7 @@ def test_what_may_become_a_call_is_not_shown_yet(text: str, shown: str) -> None:
     ("a bc END", "a ", "a "), ("END", "", ""), (f"a E{tool.CALL}x END", "a ", f"a E{tool.CALL}x "),
 ])  # fmt: skip
 def test_a_reply_ends_before_its_first_stop_text(text: str, shown: str, whole: str) -> None:
-    assert serve.visible(text, ("END", "bc")) == shown and serve.before(text, ("END", "bc")) == whole
+    assert serve.visible(text, ("END", "bc")) == shown and before(text, ("END", "bc")) == whole
 
 
 @sabotaged_by("foresight.agents.live.serve.before", lambda real: lambda text, stop: text)
