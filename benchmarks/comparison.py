@@ -436,9 +436,9 @@ Made by [`benchmarks/comparison.py`](../benchmarks/comparison.py) from its
 again.
 
 - A cell is one algorithm on one task with one seed: its preset, trained until the preset's steps or the task's minutes
-  are over (PPO in KeyDoor-v0: for more steps than its preset has). The presets are tuned for their own tasks. STORM, DreamerV3 and IMPALA have no
-  preset of Pendulum-v1 and are run with that of CartPole-v1. In KeyDoor-v0 only STORM, DreamerV3 and PPO have one; the
-  others have settings that were written for this benchmark and tried once.
+  are over (PPO in KeyDoor-v0: for more steps than its preset has). The presets are tuned for their own tasks. STORM,
+  DreamerV3 and IMPALA have no preset of Pendulum-v1 and are run with that of CartPole-v1. In KeyDoor-v0 only STORM,
+  DreamerV3 and PPO have one; the others have settings that were written for this benchmark and tried once.
 - A return is the mean of the greedy policy over {curve} episodes, in environments that it was not trained in. "–": the
   minutes were over before. A run that was finished keeps its last return.
 - Minutes are CPU time of training on one thread, without evaluations.
