@@ -72,8 +72,10 @@ def _llama_cpp(
 ) -> tuple[list[list[int]], float]:
     """The tokens of greedy answers, and the share of the prompts, `written` as text, that get the tokens `prompts`."""
     import llama_cpp
+    import torch
 
-    model = llama_cpp.Llama(str(file), n_ctx=ROOM, verbose=False)
+    threads = torch.get_num_threads()
+    model = llama_cpp.Llama(str(file), n_ctx=ROOM, n_threads=threads, n_threads_batch=threads, verbose=False)
     found, same = list[list[int]](), 0
     for text, tokens in zip(written, prompts, strict=True):
         same += model.tokenize(text.encode(), add_bos=False, special=True) == list(tokens)
