@@ -420,7 +420,7 @@ def test_data_that_cannot_be_written_or_fail_on_the_way(tmp_path, capsys, monkey
     assert "Cannot write /proc/nothing/a.jsonl" in capsys.readouterr().err
 
     def answered(*given: Any) -> Any:
-        yield SimpleNamespace(examples=[1, 2])
+        yield SimpleNamespace(examples=[1, 2], stopped=torch.ones(2, 1, dtype=torch.bool))
         raise UserError("It broke.")
 
     monkeypatch.setattr(graded, "sample", answered)
