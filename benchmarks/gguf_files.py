@@ -12,6 +12,7 @@ addition, answered greedily in up to 16 tokens:
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import tempfile
@@ -58,9 +59,9 @@ def main(export: str) -> None:
             }
             print(kind, rows[kind], flush=True)
     document: dict[str, Any] = {
-        "what": "GGUF files of SmolLM2-135M after SFT on addition, in llama.cpp and in this library",
+        "what": "GGUF files of a language model that was trained on addition, in llama.cpp and in this library",
         "command": shlex.join(["python", "benchmarks/gguf_files.py", *sys.argv[1:]]),
-        "seeds": [0],
+        "seeds": [json.loads((Path(export).parent / "summary.json").read_text())["seed"]],
         "questions": len(questions),
         **rows,
     }
