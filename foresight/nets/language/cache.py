@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from foresight.data.text import length_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +22,11 @@ class RowMap:
 
     children: Tensor
     index: Tensor
+
+    @property
+    def parents(self) -> Tensor:
+        """The parent `[B]` of each child."""
+        return self.index // self.children.shape[1]
 
     @staticmethod
     def of(owner: Tensor, rows: int) -> RowMap | None:
@@ -56,6 +64,19 @@ class Level:
     row_map: RowMap | None = None
 
 
+class Reach(NamedTuple):
+    """What the B rows of a decoding step attend to in the levels of the cache, of which the last is their own.
+
+    In each of the L levels, the first `counts` `[B, L]` tokens of the row `parents` `[B, L]`: on average `shared`
+    tokens of rows to which others attend too, and `own` others.
+    """
+
+    parents: Tensor
+    counts: Tensor
+    shared: float
+    own: float
+
+
 @dataclasses.dataclass
 class Cache:
     """The levels that the next tokens attend to, from the shared prefix to the longest rows.
@@ -91,7 +112,7 @@ class DecodeStep:
     """The cache seen by a decoding step: each row writes one token into its buffer, at its own `places` `[B]`."""
 
     def __init__(self, levels: list[Level], level: Level, places: Tensor) -> None:
-        self.levels, self.level = levels, level
+        self.levels, self.level, self.places = levels, level, places
         self.stop = int(places.max()) + 1
         ahead = torch.arange(self.stop, device=places.device) > places[:, None]
         aligned = not bool(ahead.any())  # all rows are equally long: a slice, which is cheaper than an index
@@ -108,6 +129,11 @@ class DecodeStep:
         keys[self.at], values[self.at] = key[:, :, 0].to(keys.dtype), value[:, :, 0].to(values.dtype)
         return keys[:, :, : self.stop], values[:, :, : self.stop]
 
+    @functools.cached_property
+    def reach(self) -> Reach | None:
+        """What each row attends to; None if a level is padded elsewhere than at the end of its rows."""
+        return _reach(self)
+
 
 class Extension:
     """The cache seen by several tokens written from `place` on: what the buffer holds before them is a level above."""
@@ -123,3 +149,21 @@ class Extension:
         keys, values, stop = self.level.keys[layer], self.level.values[layer], self.place + key.shape[2]
         keys[:, :, self.place : stop], values[:, :, self.place : stop] = key, value
         return key, value
+
+
+def _reach(step: DecodeStep) -> Reach | None:
+    rows = torch.arange(len(step.places))
+    parents, counts, shared = list[Tensor](), list[Tensor](), 0.0
+    for level in step.levels:
+        held, width = len(level.keys[0]), level.keys[0].shape[2]
+        parent = rows // (len(rows) // held) if level.row_map is None else level.row_map.parents
+        count = torch.full((held,), width)
+        if level.blocked is not None:
+            count = width - level.blocked.sum(1)
+            if not torch.equal(level.blocked, ~length_mask(count, width)):
+                return None
+        parents.append(parent)
+        counts.append(count[parent])
+        shared += counts[-1].float().mean().item() if held < len(rows) else 0.0
+    together = torch.stack([*counts, step.places + 1], 1)
+    return Reach(torch.stack([*parents, rows], 1), together, shared, together.sum(1).float().mean().item() - shared)

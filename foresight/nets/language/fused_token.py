@@ -92,14 +92,16 @@ def layers(
 
 
 @intrinsic
-def _wide(context: Any, bits: Any) -> Any:
-    """The float32 of the bits of a bfloat16."""
+def wide(context: Any, x: Any) -> Any:
+    """The float32 of the bits of a bfloat16; a float32 is itself."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
+        if x == types.float32:
+            return args[0]
         word = ir.IntType(32)
         return b.bitcast(b.shl(b.zext(args[0], word), ir.Constant(word, 16)), ir.FloatType())
 
-    return types.float32(types.uint16), generate
+    return types.float32(x), generate
 
 
 @intrinsic
@@ -127,10 +129,11 @@ def _at(context: Any, address: Any) -> Any:
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
-def _dot(weight: Bits, x: Floats) -> np.float32:
+def dot(weight: Bits, x: Floats) -> np.float32:
+    """w · x, also of a float32 w."""
     total = np.float32(0)
     for j in range(len(x)):
-        total += _wide(weight[j]) * x[j]
+        total += wide(weight[j]) * x[j]
     return total
 
 
@@ -166,7 +169,7 @@ def _attend(
     """softmax(scale · query keysᵀ) values, `[W]`, over the first `count` places."""
     most = np.float32(-np.inf)
     for t in range(count):
-        weights[t] = scale * _dot(keys[t], query)
+        weights[t] = scale * dot(keys[t], query)
         most = max(most, weights[t])
     total = np.float32(0)
     for t in range(count):
@@ -177,10 +180,10 @@ def _attend(
         a, b, c, d = values[t], values[t + 1], values[t + 2], values[t + 3]
         p, q, r, s = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
         for j in range(len(to)):
-            to[j] += p * _wide(a[j]) + q * _wide(b[j]) + r * _wide(c[j]) + s * _wide(d[j])
+            to[j] += p * wide(a[j]) + q * wide(b[j]) + r * wide(c[j]) + s * wide(d[j])
     for t in range(count - count % 4, count):
         for j in range(len(to)):
-            to[j] += weights[t] * _wide(values[t, j])
+            to[j] += weights[t] * wide(values[t, j])
     for j in range(len(to)):
         to[j] /= total
 
@@ -190,10 +193,10 @@ def _four(first: Bits, second: Bits, third: Bits, fourth: Bits, x: Floats) -> Fo
     a = b = c = d = np.float32(0)
     for j in range(len(x)):
         y = x[j]
-        a += _wide(first[j]) * y
-        b += _wide(second[j]) * y
-        c += _wide(third[j]) * y
-        d += _wide(fourth[j]) * y
+        a += wide(first[j]) * y
+        b += wide(second[j]) * y
+        c += wide(third[j]) * y
+        d += wide(fourth[j]) * y
     return a, b, c, d
 
 
@@ -206,7 +209,7 @@ def _product(weight: Bits, x: Floats, to: Floats) -> None:
             to[t, i], to[t, j], to[t, k], to[t, m] = _four(weight[i], weight[j], weight[k], weight[m], x[t])
     for i in range(4 * step, len(weight)):
         for t in range(len(x)):
-            to[t, i] = _dot(weight[i], x[t])
+            to[t, i] = dot(weight[i], x[t])
 
 
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")

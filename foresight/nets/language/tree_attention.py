@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from foresight.errors import UserError
-from foresight.nets.language.cache import RowMap
+from foresight.nets.language.cache import DecodeStep, RowMap
 from foresight.nets.language.tokentree import TokenTree
 
 FEW = 16  # queries of one row and head, as in decoding: with fewer, keys are not transposed for the product
@@ -39,14 +39,20 @@ def tree_attention(
     `tree` is a `TokenTree`, or a view of the cache (`Prefill`, `DecodeStep`, `Extension`). Raises UserError for
     attention sinks and soft caps, which would change the result.
     """
+    from foresight.nets.language import fused_attention  # late: numba is slow to import
+
     check_plain(kwargs)
     rows, heads, width, size = query.shape
     kv_heads = key.shape[1]
     scale = size**-0.5 if scaling is None else scaling
     if isinstance(tree, TokenTree):
         return tree.attend(query, key, value, scale), None
+    layer: Any = module.layer_idx
+    above, own = tree.levels, tree.update(layer, key, value)
+    if isinstance(tree, DecodeStep) and fused_attention.able(query, tree, layer):
+        found = fused_attention.attend(query[:, :, 0] * scale, tree, layer)
+        return found.to(query.dtype)[:, None], None
     query = (query * scale).reshape(rows, kv_heads, heads // kv_heads * width, size)
-    above, own, layer = tree.levels, tree.update(module.layer_idx, key, value), module.layer_idx
     scores = [_scores(query, level.keys[layer], level.blocked, level.row_map) for level in above]
     mine = _scores(query, own[0], tree.blocked)
     if width > 1:

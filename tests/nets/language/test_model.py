@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foresight.data.text import TokenBatch, pad
 from foresight.errors import UserError
-from foresight.nets.language import pretrained
+from foresight.nets.language import fused_attention, pretrained
 from foresight.nets.language.model import LanguageModel, token_tree
 from foresight.planning.generation.decoding import generate
 from tests import tiny_language
@@ -58,13 +58,27 @@ def test_the_tree_equals_the_plain_model(prompts, temperature):
     torch.testing.assert_close(entropy, expected_entropy.detach(), atol=1e-5, rtol=0)
 
 
-@sabotaged_by("foresight.nets.language.tree_attention._scores", drop("blocked"))
-def test_padding_of_the_prompt_is_not_seen():
+@sabotaged_by("foresight.nets.language.cache._reach", lambda f: lambda step: _padding_seen(f(step)))
+def test_padding_of_the_prompt_rows_are_those_of_the_plain_model():
     """Prompts of different lengths in the sampler.
 
     Wrong: completions of short prompts attend to padding (TRL 2708).
     Invariant: the sampler's log π = that of the row alone.
     """
+    _rows_are_those_of_the_plain_model()
+
+
+@sabotaged_by("foresight.nets.language.tree_attention._scores", drop("blocked"))
+def test_padding_of_the_prompt_rows_are_those_of_the_plain_model_by_torch(monkeypatch):
+    monkeypatch.setattr(fused_attention, "able", lambda *args: False)
+    _rows_are_those_of_the_plain_model()
+
+
+def _padding_seen(reach):
+    return reach._replace(counts=torch.cat([reach.counts[:, :-1].clone().fill_(2), reach.counts[:, -1:]], 1))
+
+
+def _rows_are_those_of_the_plain_model():
     batch = generate(tiny_language.model(), PROMPTS, 2, 4, 1.0, torch.Generator().manual_seed(0))
     torch.testing.assert_close(batch.logprob, _plain(batch)[0].detach(), atol=1e-5, rtol=0)
 

@@ -155,7 +155,7 @@ def one_place_late(original):
 def seen_by_all(original):
     def init(self, *args):
         original(self, *args)
-        self.blocked = None
+        self.blocked, self.places = None, self.places.max().expand(len(self.places))
 
     return init
 
