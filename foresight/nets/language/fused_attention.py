@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.nets.language.cache import DecodeStep
-from foresight.nets.language.fused_token import dot, wide
+from foresight.nets.language.fused_token import dot, floats, narrow, turn, wide
 from foresight.ops.fused.latent import FAST, LOCK, fast_exp, share_threads
 
 Array = NDArray[Any]
@@ -47,17 +47,50 @@ def attend(query: Tensor, step: DecodeStep, layer: int) -> Tensor:
 
     Keys k `[b, KV, t, D]` and values v `[b, KV, t, E]` are those of a layer in all levels of the step.
     """
-    levels = [(level.keys[layer], level.values[layer]) for level in (*step.levels, step.level)]
-    strides = np.array([k.stride()[:3] + v.stride()[:3] for k, v in levels], np.int64)
-    addresses = np.array([(k.data_ptr(), v.data_ptr()) for k, v in levels], np.int64)
-    keys, values = levels[-1]
+    keys, values = step.level.keys[layer], step.level.values[layer]
     found = torch.empty(*query.shape[:2], values.shape[-1])
-    assert step.reach is not None
-    asked, parents, counts = (x.numpy() for x in (query.float().contiguous(), step.reach.parents, step.reach.counts))
+    asked = query.float().contiguous().numpy()
     with LOCK:
         share_threads()
-        _attend(asked, KINDS[keys.dtype], addresses, strides, keys.shape[1], parents, counts, found.numpy())
+        _attend(asked, keys.shape[1], KINDS[keys.dtype], *_levels(step, layer), found.numpy())
     return found
+
+
+def turn_and_attend(heads: Tensor, cos: Tensor, sin: Tensor, attention: Any, step: DecodeStep, layer: int) -> Tensor:
+    """As `attend`, of queries, keys and values `[B, H + 2 KV, D]` in bfloat16, as they are projected.
+
+    Queries and keys are normalized, if the `attention` of transformers does so, and rotated by `cos` and `sin`
+    `[B, D]`; the new keys and values are written to the level of the step.
+    """
+    found = torch.empty(len(heads), heads.shape[1] - 2 * step.level.keys[layer].shape[1], heads.shape[2])
+    norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    gain, key_gain = (floats(None if norm is None else norm.weight) for norm in norms)
+    eps = np.float32(0 if norms[0] is None else norms[0].variance_epsilon)
+    cosine, sine = cos.float().contiguous().numpy(), sin.float().contiguous().numpy()
+    projected = heads.contiguous().view(torch.uint16).numpy()
+    with LOCK:
+        share_threads()
+        _turn_and_attend(
+            projected,
+            cosine,
+            sine,
+            gain,
+            key_gain,
+            eps,
+            np.float32(attention.scaling),
+            *_levels(step, layer),
+            found.numpy(),
+        )
+    return found
+
+
+def _levels(step: DecodeStep, layer: int) -> tuple[Array, Array, Array, Array]:
+    """Addresses and strides of the keys and values in all levels, and the `Reach` of the step."""
+    levels = [(level.keys[layer], level.values[layer]) for level in (*step.levels, step.level)]
+    addresses = np.array([(k.data_ptr(), v.data_ptr()) for k, v in levels], np.int64)
+    strides = np.array([k.stride()[:3] + v.stride()[:3] for k, v in levels], np.int64)
+    assert step.reach is not None
+    return addresses, strides, step.reach.parents.numpy(), step.reach.counts.numpy()
 
 
 @intrinsic
@@ -114,26 +147,69 @@ def _mix(weights: Array, values: Array, step: int, to: Array) -> None:
                 to[i, j] += weights[i, t] * wide(value[j])
 
 
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _row(
+    asked: Array, row: int, head: int, kind: Array, addresses: Array, strides: Array, parents: Array, counts: Array,
+    to: Array,
+) -> None:  # fmt: skip
+    """The queries `asked` `[R, D]` of one row and head of keys and values."""
+    ends = counts[row].cumsum()
+    weights = np.empty((len(asked), ends[-1]), np.float32)
+    to[:] = np.float32(0)
+    for n in range(len(addresses)):
+        step, start = strides[n], parents[row, n] * strides[n, 0] + head * strides[n, 1]
+        keys = numba.carray(_at(addresses[n, 0], kind), FAR)[start:]
+        _score(asked, keys, step[2], weights[:, ends[n] - counts[row, n] : ends[n]])
+    _softmax(weights)
+    for n in range(len(addresses)):
+        step, start = strides[n], parents[row, n] * strides[n, 3] + head * strides[n, 4]
+        values = numba.carray(_at(addresses[n, 1], kind), FAR)[start:]
+        _mix(weights[:, ends[n] - counts[row, n] : ends[n]], values, step[5], to)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _task(i: int, rows: int, shared: int) -> tuple[int, int]:
+    """A row and a head: neighbors are alike, so each of two threads gets every second task."""
+    half = (rows * shared + 1) // 2
+    task = 2 * i if i < half else 2 * (i - half) + 1
+    return task // shared, task % shared
+
+
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
 def _attend(
-    queries: Array, kind: Array, addresses: Array, strides: Array, shared: int, parents: Array, counts: Array,
+    queries: Array, shared: int, kind: Array, addresses: Array, strides: Array, parents: Array, counts: Array,
     found: Array,
 ) -> None:  # fmt: skip
-    rows, heads, _ = queries.shape
-    group, half = heads // shared, (rows * shared + 1) // 2
+    rows, group = len(queries), queries.shape[1] // shared
     for i in prange(rows * shared):
-        task = 2 * i if i < half else 2 * (i - half) + 1  # neighbors are alike: each of two threads gets every second
-        row, head = task // shared, task % shared
-        ends = counts[row].cumsum()
-        weights = np.empty((group, ends[-1]), np.float32)
-        asked, to = queries[row, head * group : (head + 1) * group], found[row, head * group : (head + 1) * group]
-        to[:] = np.float32(0)
-        for n in range(len(addresses)):
-            step, start = strides[n], parents[row, n] * strides[n, 0] + head * strides[n, 1]
-            keys = numba.carray(_at(addresses[n, 0], kind), FAR)[start:]
-            _score(asked, keys, step[2], weights[:, ends[n] - counts[row, n] : ends[n]])
-        _softmax(weights)
-        for n in range(len(addresses)):
-            step, start = strides[n], parents[row, n] * strides[n, 3] + head * strides[n, 4]
-            values = numba.carray(_at(addresses[n, 1], kind), FAR)[start:]
-            _mix(weights[:, ends[n] - counts[row, n] : ends[n]], values, step[5], to)
+        row, head = _task(i, rows, shared)
+        first, last = head * group, (head + 1) * group
+        _row(queries[row, first:last], row, head, kind, addresses, strides, parents, counts, found[row, first:last])
+
+
+@njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
+def _turn_and_attend(
+    projected: Array, cos: Array, sin: Array, query_gain: Array, key_gain: Array, eps: np.float32, scale: np.float32,
+    addresses: Array, strides: Array, parents: Array, counts: Array, found: Array,
+) -> None:  # fmt: skip
+    rows, heads, size = found.shape
+    shared = (projected.shape[1] - heads) // 2
+    group = heads // shared
+    for i in prange(rows * shared):
+        row, head = _task(i, rows, shared)
+        first, last = head * group, (head + 1) * group
+        asked, key = np.empty((group, size), np.float32), np.empty((1, size), np.float32)
+        for j in range(size):
+            key[0, j] = wide(projected[row, heads + head, j])
+            for g in range(group):
+                asked[g, j] = wide(projected[row, first + g, j])
+        turn(key, key_gain, eps, cos[row], sin[row])
+        turn(asked, query_gain, eps, cos[row], sin[row])
+        step, place = strides[-1], counts[row, -1] - 1
+        keys = numba.carray(_at(addresses[-1, 0], projected), FAR)[row * step[0] + head * step[1] + place * step[2] :]
+        values = numba.carray(_at(addresses[-1, 1], projected), FAR)[row * step[3] + head * step[4] + place * step[5] :]
+        for j in range(size):
+            keys[j], values[j] = narrow(key[0, j]), projected[row, heads + shared + head, j]
+            for g in range(group):
+                asked[g, j] *= scale
+        _row(asked, row, head, projected, addresses, strides, parents, counts, found[row, first:last])

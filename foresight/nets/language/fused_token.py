@@ -105,7 +105,7 @@ def wide(context: Any, x: Any) -> Any:
 
 
 @intrinsic
-def _narrow(context: Any, x: Any) -> Any:
+def narrow(context: Any, x: Any) -> Any:
     """The bits of the bfloat16 nearest to a float32, even where two are."""
 
     def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
@@ -149,7 +149,7 @@ def _norm(x: Floats, gain: Floats, eps: np.float32, to: Floats) -> None:
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")
-def _turn(x: Floats, gain: Floats, eps: np.float32, cos: Floats, sin: Floats) -> None:
+def turn(x: Floats, gain: Floats, eps: np.float32, cos: Floats, sin: Floats) -> None:
     """Norm and rotation of the heads `[H, W]` of one token, in place."""
     half = x.shape[1] // 2
     if len(gain):
@@ -269,12 +269,12 @@ def _layers(
         _norm(x, norm[n], eps, normed)
         _linear(project[n], bias[n], normed, found)
         for t in range(count):
-            _turn(heads[t, :asked], query_norm[n], eps, cos[t], sin[t])
-            _turn(heads[t, asked : asked + shared], key_norm[n], eps, cos[t], sin[t])
+            turn(heads[t, :asked], query_norm[n], eps, cos[t], sin[t])
+            turn(heads[t, asked : asked + shared], key_norm[n], eps, cos[t], sin[t])
             for head in range(shared):
                 for j in range(size):
-                    own_keys[head, place + t, j] = _narrow(heads[t, asked + head, j])
-                    own_values[head, place + t, j] = _narrow(heads[t, asked + shared + head, j])
+                    own_keys[head, place + t, j] = narrow(heads[t, asked + head, j])
+                    own_values[head, place + t, j] = narrow(heads[t, asked + shared + head, j])
         _attended(heads, own_keys, own_values, place, scale, by_head)
         _product(out[n], mixed, added)
         _add(x, added)

@@ -3,7 +3,7 @@
 A plain weight is reordered at every product, which is most of the work when few rows are decoded: a product of 1 to 16
 rows in bfloat16 takes half the time with a packed weight, one of 64 rows a tenth less. Half of a decoding step is the
 overhead of small operations, so layers of known models are fused: projections with the same input are one product, and
-queries and keys are rotated together.
+queries and keys are rotated together, in a step of decoding by the loop that attends (`fused_attention`).
 
 A single row needs no packing: all layers of a known model are then one compiled loop over plain weights in bfloat16
 (`nets.language.fused_token`), for one token or a few; only prompts are read by the products of torch. These copies are
@@ -212,21 +212,40 @@ def _run(
     if torch.is_grad_enabled():
         return plain(hidden, position_embeddings=position_embeddings, **kwargs)
     attend, (project, out, widen, narrow) = layer.self_attn, products
-    size, shape = attend.head_dim, hidden.shape[:-1]
-    heads = project(layer.input_layernorm(hidden)).view(*shape, -1, size)
+    shape = hidden.shape[:-1]
+    heads = project(layer.input_layernorm(hidden)).view(*shape, -1, attend.head_dim)
+    mixed = _step(attend, heads, *position_embeddings, kwargs.get("tree"))
+    if mixed is None:
+        query, key, value = _rotated(attend, heads, *position_embeddings)
+        mixed, _ = attention(attend, query, key, value, scaling=attend.scaling, **kwargs)
+    hidden = hidden + out(mixed.reshape(*shape, -1))
+    gate, up = widen(layer.post_attention_layernorm(hidden)).chunk(2, -1)
+    return hidden.add_(narrow(layer.mlp.act_fn(gate) * up))
+
+
+def _rotated(attend: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[B, heads, T, D]` of what is projected, `[B, T, all heads, D]`."""
+    size = attend.head_dim
     rotated, value = heads.tensor_split([-attend.v_proj.out_features // size], 2)  # queries and keys; values
     if hasattr(attend, "q_norm"):
         query, key = rotated.tensor_split([attend.q_proj.out_features // size], 2)
         rotated = torch.cat([attend.q_norm(query), attend.k_norm(key)], 2)
-    cos, sin = (x[:, :, None] for x in position_embeddings)
+    cos, sin = cos[:, :, None], sin[:, :, None]
     first, second = sin.chunk(2, -1)
     rotated = torch.addcmul(rotated * cos, rotated.roll(size // 2, -1), torch.cat([-first, second], -1)).to(value.dtype)
     query, key = rotated.tensor_split([attend.q_proj.out_features // size], 2)
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    mixed, _ = attention(attend, query, key, value, scaling=attend.scaling, **kwargs)
-    hidden = hidden + out(mixed.reshape(*shape, -1))
-    gate, up = widen(layer.post_attention_layernorm(hidden)).chunk(2, -1)
-    return hidden.add_(narrow(layer.mlp.act_fn(gate) * up))
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def _step(attend: Any, heads: Tensor, cos: Tensor, sin: Tensor, tree: Any) -> Tensor | None:
+    """What rows attend to in a step of decoding, `[B, H, D]`; None if torch computes it."""
+    if not isinstance(tree, DecodeStep) or tree.level.keys[0].dtype is not KIND:
+        return None
+    from foresight.nets.language import fused_attention  # late: numba is slow to import
+
+    if not fused_attention.able(heads, tree, attend.layer_idx):
+        return None
+    return fused_attention.turn_and_attend(heads[:, 0], cos[:, 0], sin[:, 0], attend, tree, attend.layer_idx)
 
 
 def _copied(stack: Any) -> tuple[Layers, list[Products]]:

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foresight.nets.language import fused_attention
 from foresight.nets.language.cache import DecodeStep, Level, RowMap
+from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.packed import ABLE, packed
 from foresight.nets.language.tree_attention import tree_attention
+from tests import tiny_language
+from tests.nets.language.test_packed import decoder
 from tests.sabotage import change, sabotaged_by
 
 OWNER = torch.tensor([0, 0, 0, 1, 2, 2])  # the prompt of each row
@@ -117,3 +122,35 @@ def test_torch_reads_many_shared_tokens() -> None:
     assert not fused_attention.able(query, DecodeStep(long, step.level, PLACES), 0)
     own = [_level(6, fused_attention.FEW + 20, 8, torch.float32, generator)]
     assert fused_attention.able(query, DecodeStep(own, step.level, PLACES), 0)
+
+
+@pytest.mark.skipif(not ABLE, reason="this processor has no packed products")
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])  # the second normalizes queries and keys
+@sabotaged_by(
+    "foresight.nets.language.fused_attention.turn_and_attend",
+    change("sin", lambda x: -x),
+    change("heads", lambda heads: heads.flip(1)),
+    change("layer", lambda layer: 0),
+)
+@torch.no_grad()
+def test_decoded_rows_are_those_of_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of several lengths, token by token, with weights that bfloat16 holds exactly."""
+    module, ids = decoder(family), torch.randint(42, (4, 12), generator=torch.Generator().manual_seed(1))
+    for name, weight in module.named_parameters():
+        weight.copy_((weight * 20 if "q_proj" in name else weight).bfloat16())  # so that positions matter
+    expected = module(ids).logits
+    model, starts = LanguageModel(module, tiny_language.model().tokenizer, torch.bfloat16), torch.tensor([4, 1, 2, 6])
+    monkeypatch.setattr("foresight.nets.language.packed._rotated", None)  # not for decoding
+    with model.precision():
+        _, cache = model(ids[:, :6], torch.full((4,), 6))
+        held = cache.levels[0]
+        room = Level(*([functional.pad(x.bfloat16(), (0, 0, 0, 9)) for x in xs] for xs in (held.keys, held.values)))
+        empty = type(cache)([], cache.positions - 6)
+        with packed(torch.bfloat16, 4, module):
+            for step in range(6):
+                places = starts + step
+                hidden = model.step(ids[torch.arange(4), places], empty, room, places)
+                found = model.logits(hidden).float()
+                torch.testing.assert_close(
+                    found, expected[torch.arange(4), places], rtol=0, atol=0.05 * expected.std().item()
+                )
