@@ -50,9 +50,7 @@ def attend(query: Tensor, step: DecodeStep, layer: int) -> Tensor:
     keys, values = step.level.keys[layer], step.level.values[layer]
     found = torch.empty(*query.shape[:2], values.shape[-1])
     asked = query.float().contiguous().numpy()
-    with LOCK:
-        share_threads()
-        _attend(asked, keys.shape[1], KINDS[keys.dtype], *_levels(step, layer), found.numpy())
+    _run(_attend, _attend_threads, asked, keys.shape[1], KINDS[keys.dtype], *_levels(step, layer), found.numpy())
     return found
 
 
@@ -68,20 +66,18 @@ def turn_and_attend(heads: Tensor, cos: Tensor, sin: Tensor, attention: Any, ste
     eps = np.float32(0 if norms[0] is None else norms[0].variance_epsilon)
     cosine, sine = cos.float().contiguous().numpy(), sin.float().contiguous().numpy()
     projected = heads.contiguous().view(torch.uint16).numpy()
+    given = projected, cosine, sine, gain, key_gain, eps, np.float32(attention.scaling)
+    _run(_turned, _turned_threads, *given, *_levels(step, layer), found.numpy())
+    return found
+
+
+def _run(alone: Any, threads: Any, *given: Any) -> None:
+    """One of two loops. With one thread no others are started: a forked process could not use them."""
+    if torch.get_num_threads() == 1:
+        return alone(*given)
     with LOCK:
         share_threads()
-        _turn_and_attend(
-            projected,
-            cosine,
-            sine,
-            gain,
-            key_gain,
-            eps,
-            np.float32(attention.scaling),
-            *_levels(step, layer),
-            found.numpy(),
-        )
-    return found
+        threads(*given)
 
 
 def _levels(step: DecodeStep, layer: int) -> tuple[Array, Array, Array, Array]:
@@ -175,41 +171,77 @@ def _task(i: int, rows: int, shared: int) -> tuple[int, int]:
     return task // shared, task % shared
 
 
-@njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _one(
+    i: int, queries: Array, shared: int, kind: Array, addresses: Array, strides: Array, parents: Array, counts: Array,
+    found: Array,
+) -> None:  # fmt: skip
+    group, (row, head) = queries.shape[1] // shared, _task(i, len(queries), shared)
+    first, last = head * group, (head + 1) * group
+    _row(queries[row, first:last], row, head, kind, addresses, strides, parents, counts, found[row, first:last])
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _turned_one(
+    i: int, projected: Array, cos: Array, sin: Array, query_gain: Array, key_gain: Array, eps: np.float32,
+    scale: np.float32, addresses: Array, strides: Array, parents: Array, counts: Array, found: Array,
+) -> None:  # fmt: skip
+    rows, heads, size = found.shape
+    shared = (projected.shape[1] - heads) // 2
+    group, (row, head) = heads // shared, _task(i, rows, shared)
+    first, last = head * group, (head + 1) * group
+    asked, key = np.empty((group, size), np.float32), np.empty((1, size), np.float32)
+    for j in range(size):
+        key[0, j] = wide(projected[row, heads + head, j])
+        for g in range(group):
+            asked[g, j] = wide(projected[row, first + g, j])
+    turn(key, key_gain, eps, cos[row], sin[row])
+    turn(asked, query_gain, eps, cos[row], sin[row])
+    step, place = strides[-1], counts[row, -1] - 1
+    keys = numba.carray(_at(addresses[-1, 0], projected), FAR)[row * step[0] + head * step[1] + place * step[2] :]
+    values = numba.carray(_at(addresses[-1, 1], projected), FAR)[row * step[3] + head * step[4] + place * step[5] :]
+    for j in range(size):
+        keys[j], values[j] = narrow(key[0, j]), projected[row, heads + shared + head, j]
+        for g in range(group):
+            asked[g, j] *= scale
+    _row(asked, row, head, projected, addresses, strides, parents, counts, found[row, first:last])
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
 def _attend(
     queries: Array, shared: int, kind: Array, addresses: Array, strides: Array, parents: Array, counts: Array,
     found: Array,
 ) -> None:  # fmt: skip
-    rows, group = len(queries), queries.shape[1] // shared
-    for i in prange(rows * shared):
-        row, head = _task(i, rows, shared)
-        first, last = head * group, (head + 1) * group
-        _row(queries[row, first:last], row, head, kind, addresses, strides, parents, counts, found[row, first:last])
+    for i in range(len(queries) * shared):
+        _one(i, queries, shared, kind, addresses, strides, parents, counts, found)
 
 
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
-def _turn_and_attend(
+def _attend_threads(
+    queries: Array, shared: int, kind: Array, addresses: Array, strides: Array, parents: Array, counts: Array,
+    found: Array,
+) -> None:  # fmt: skip
+    for i in prange(len(queries) * shared):
+        _one(i, queries, shared, kind, addresses, strides, parents, counts, found)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _turned(
     projected: Array, cos: Array, sin: Array, query_gain: Array, key_gain: Array, eps: np.float32, scale: np.float32,
     addresses: Array, strides: Array, parents: Array, counts: Array, found: Array,
 ) -> None:  # fmt: skip
-    rows, heads, size = found.shape
-    shared = (projected.shape[1] - heads) // 2
-    group = heads // shared
-    for i in prange(rows * shared):
-        row, head = _task(i, rows, shared)
-        first, last = head * group, (head + 1) * group
-        asked, key = np.empty((group, size), np.float32), np.empty((1, size), np.float32)
-        for j in range(size):
-            key[0, j] = wide(projected[row, heads + head, j])
-            for g in range(group):
-                asked[g, j] = wide(projected[row, first + g, j])
-        turn(key, key_gain, eps, cos[row], sin[row])
-        turn(asked, query_gain, eps, cos[row], sin[row])
-        step, place = strides[-1], counts[row, -1] - 1
-        keys = numba.carray(_at(addresses[-1, 0], projected), FAR)[row * step[0] + head * step[1] + place * step[2] :]
-        values = numba.carray(_at(addresses[-1, 1], projected), FAR)[row * step[3] + head * step[4] + place * step[5] :]
-        for j in range(size):
-            keys[j], values[j] = narrow(key[0, j]), projected[row, heads + shared + head, j]
-            for g in range(group):
-                asked[g, j] *= scale
-        _row(asked, row, head, projected, addresses, strides, parents, counts, found[row, first:last])
+    for i in range(len(found) * (projected.shape[1] - found.shape[1]) // 2):
+        _turned_one(
+            i, projected, cos, sin, query_gain, key_gain, eps, scale, addresses, strides, parents, counts, found
+        )
+
+
+@njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
+def _turned_threads(
+    projected: Array, cos: Array, sin: Array, query_gain: Array, key_gain: Array, eps: np.float32, scale: np.float32,
+    addresses: Array, strides: Array, parents: Array, counts: Array, found: Array,
+) -> None:  # fmt: skip
+    for i in prange(len(found) * (projected.shape[1] - found.shape[1]) // 2):
+        _turned_one(
+            i, projected, cos, sin, query_gain, key_gain, eps, scale, addresses, strides, parents, counts, found
+        )

@@ -81,11 +81,17 @@ def test_each_row_attends_to_its_own_tokens_and_to_those_above(size: int, kind: 
     torch.testing.assert_close(_tree(step, query)[:, 0].double(), _by_hand(step, query), **exact)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_it_is_what_torch_computes(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_torch_computes(kind: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     step, query = _step(16, kind)
-    found = _tree(step, query)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = _tree(step, query)
+    finally:
+        torch.set_num_threads(before)
     monkeypatch.setattr(fused_attention, "able", lambda *args: False)
     expected = _tree(step, query)
     assert found.dtype == expected.dtype and found.shape == expected.shape
