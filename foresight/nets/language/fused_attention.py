@@ -72,7 +72,11 @@ def turn_and_attend(heads: Tensor, cos: Tensor, sin: Tensor, attention: Any, ste
 
 
 def _run(alone: Any, threads: Any, *given: Any) -> None:
-    """One of two loops. With one thread no others are started: a forked process could not use them."""
+    """One of two loops, in one thread or in several.
+
+    With one thread no others are started, which a forked process could not use. The loops are two functions, since
+    numba's cache would take one for the other.
+    """
     if torch.get_num_threads() == 1:
         return alone(*given)
     with LOCK:
