@@ -176,10 +176,11 @@ def record(path: Path, document: dict[str, Any], began: float) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """The machine of a timing: cores and memory that this process may use, system and processor."""
+    """The machine of a timing: cores and memory that this process may use, system, processor and its instructions."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     facts: dict[str, Any] = {"cores": cores, "memory": f"{memory():.0f} GiB", "system": platform.system()}
     facts["processor"] = processor()
+    facts["instructions"] = instructions()
     return facts
 
 
@@ -198,6 +199,16 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def instructions() -> str:
+    """The vector instructions of torch's products on this CPU, and bfloat16 if it is faster than float32 there."""
+    import torch
+
+    from foresight.nets import precision  # late: it imports torch
+
+    vectors = str(torch.backends.cpu.get_cpu_capability())
+    return f"{vectors}, bfloat16" if precision.fast_bfloat16("cpu") else vectors
 
 
 def versions(packages: Sequence[str] = PACKAGES, python: str | None = None) -> dict[str, str]:

@@ -136,13 +136,11 @@ def has_display() -> bool:
 def _devices() -> list[dict[str, Any]]:
     import torch
 
+    from foresight.nets import precision
+
     cpu: dict[str, Any] = {"device": "cpu", "name": bench.processor(), "threads": torch.get_num_threads()}
-    # Every CPU computes in bfloat16; only these are faster than in float32.
-    fast = (
-        getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-        or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-    )
-    found = [cpu | {"bf16": "fast" if fast else "works, in software"}]
+    # Every CPU computes in bfloat16; only some are faster than in float32.
+    found = [cpu | {"bf16": "fast" if precision.fast_bfloat16("cpu") else "works, in software"}]
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
         bf16 = "fast" if facts.major >= 8 else "works, in software"

@@ -10,8 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 from foresight.errors import UserError
+from foresight.nets import precision
 from foresight.runtime import bench
 
 FAKE = '''"""Count to a million. Settings: none."""
@@ -76,7 +78,20 @@ def test_sides_take_turns_in_fresh_processes_and_medians_are_reported(checkout: 
     assert written["command"] == "foresight bench counting --against numpy --rounds 3"
     assert written["versions"]["numpy"] and written["versions"]["python"]
     assert written["machine"]["cores"] >= 1 and "GiB" in written["machine"]["memory"]
+    assert written["machine"]["instructions"] == bench.instructions()
     assert [one["rate"] for one in written["each"]["ours"]] == [100.0, 900.0, 400.0]
+
+
+@pytest.mark.parametrize(
+    ("capability", "fast", "reported"),
+    [("AVX512", True, "AVX512, bfloat16"), ("AVX512", False, "AVX512"), ("AVX2", False, "AVX2")],
+)
+def test_a_machine_reports_the_instructions_that_its_products_use(
+    monkeypatch: pytest.MonkeyPatch, capability: str, fast: bool, reported: str
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(precision, "fast_bfloat16", lambda device: fast)
+    assert bench.machine()["instructions"] == reported
 
 
 def test_a_missed_target_is_reported(checkout: Path) -> None:
