@@ -16,6 +16,7 @@ The trace of a team is one JSON document:
     NODE = {"path": [0, 1],                          its number, after the path of the one that delegated
             "goal": "...", "tools": ["..."], "budget": 500, "documents": ["..."],
             "answer": "..." or null,                 null: there is none
+            "refused": "",                           why its last turn was not written, such as a full context
             "messages": [{"role": "system" | "user" | "assistant", "content": "...",
                           "tokens": 31, "logprob": -2.5}, ...],  the last two of an assistant alone
             "version": "...",                        of the weights that sampled: the model as it was named
@@ -150,6 +151,7 @@ class Member:
         self.documents, self.path = list(documents), path
         self.tokens_left, self.tokens = budget, 0
         self.answer: str | None = None
+        self.refused = ""  # why its next turn could not be written, such as a full context
         self.called = self.failed = self.malformed = 0
         self.members: list[Member] = []
         self._blocks: list[str | Member] = []  # of the last turn: results, and sub-agents that are not joined yet
@@ -294,6 +296,7 @@ class Member:
         if self.answer is not None:
             return tool.shown(self.answer)
         why = "the team was canceled" if self.canceled else f"{self.tokens} tokens of {self.budget} were used"
+        why = self.refused or why
         return f"error: the sub-agent {'.'.join(map(str, self.path))} gave no answer: {why}"
 
     def parts(self) -> dict[str, float]:
@@ -341,7 +344,8 @@ def ask(
     """As `run`, with a function that writes the turns as text (`agents.agent.Turn`), such as a server's or a script.
 
     Sub-agents run in threads. Their tokens are not known: `TOKEN` characters count as one. A turn that is not written
-    when the time of the team is over is left behind in its thread.
+    when the time of the team is over is left behind in its thread. An error of `turn` ends that conversation alone, and
+    its manager reads why; before the first turn of all, it is raised.
     """
 
     def hold(row: Dialogue) -> None:
@@ -351,7 +355,13 @@ def ask(
                 row.cut = True
                 return
             sent = [{"role": m["role"], "content": m["content"]} for m in row.messages]
-            text = team.in_time(functools.partial(turn, sent, member.tools))
+            try:
+                text = team.in_time(functools.partial(turn, sent, member.tools))
+            except UserError as error:
+                if row is root and not row.turns:
+                    raise
+                member.refused, row.cut = str(error), True
+                return
             if text is None:
                 continue
             tokens = -(-len(text) // TOKEN)
@@ -404,6 +414,7 @@ def _node(row: Dialogue, name: str) -> dict[str, Any]:
         "budget": member.budget,
         "documents": member.documents,
         "answer": member.answer,
+        "refused": member.refused,
         "version": name,
         "members": [_node(one, name) for one in row.members],
     }

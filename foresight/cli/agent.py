@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from foresight.cli import screen
+from foresight.cli import fields, screen
 from foresight.errors import UserError
 
 
@@ -53,6 +53,7 @@ def agent(
 
     if turns < 1 or max_new_tokens < 1:
         raise UserError(f"--turns and --max-new-tokens must be at least 1, not {turns} and {max_new_tokens}.")
+    fields.check_seed(seed)
     if not tool_seconds > 0:
         raise UserError(f"--tool-seconds must be above 0, not {tool_seconds:g}.")
     allowed = agents.toolbox(tools)

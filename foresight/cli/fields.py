@@ -146,9 +146,11 @@ def leave_out(command: Callable[..., Any], given: Mapping[str, Any], why: str) -
 
 
 def check_seed(seed: int) -> None:
-    """Raise UserError for a seed below 0."""
+    """Raise UserError for a seed below 0, or too large for a generator."""
     if seed < 0:
         raise UserError(f"--seed must be at least 0, not {seed}.")
+    if seed >= 2**63:
+        raise UserError(f"--seed must be less than 2**63, not {seed}.")
 
 
 @functools.cache

@@ -63,9 +63,13 @@ def stack(
     one = stacks.Stack(**layers, think_every=think_every, look_every=look_every, stale=stale)
     shots = [picture.draw(errands[0])]
 
+    filmed = 0  # the time of the newest shot
+
     def watched() -> None:
-        if video is not None and not errands[0].over:
+        nonlocal filmed
+        if video is not None and errands[0].time > filmed:  # to the step that ends it
             shots.append(picture.draw(errands[0]))
+            filmed = errands[0].time
 
     found = stacks.run(one, errands, watched)
     summary = stacks.summary(found)

@@ -66,6 +66,7 @@ def team(
 
     if turns < 1 or max_new_tokens < 1:
         raise UserError(f"--turns and --max-new-tokens must be at least 1, not {turns} and {max_new_tokens}.")
+    fields.check_seed(seed)
     if not tool_seconds > 0:
         raise UserError(f"--tool-seconds must be above 0, not {tool_seconds:g}.")
     texts = {agents.readable(Path(name).name): _read(name) for name in documents}
@@ -108,7 +109,7 @@ def team(
 def _show(found: dict[str, Any], path: Path) -> None:
     def lines(node: dict[str, Any]) -> None:
         indent = "  " * (len(node["path"]) - 1)
-        answer = "(no answer)" if node["answer"] is None else node["answer"]
+        answer = node["refused"] or "(no answer)" if node["answer"] is None else node["answer"]
         screen.stdout().print(
             f"{indent}{node['goal']} [{node['tokens']} tokens] {answer}", markup=False, highlight=False, soft_wrap=True
         )

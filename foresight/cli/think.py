@@ -64,6 +64,7 @@ def think(
     from foresight.runtime.reasoning import pictures
     from foresight.runtime.reasoning import think as thinking
 
+    fields.check_seed(seed)
     if not methods:
         raise UserError("No method given. Name one: foresight think self_consistency --task countdown")
     own = fields.options(options, "--options")
@@ -136,6 +137,7 @@ def faithfulness(
     from foresight.runtime.reasoning import faithfulness as faith
     from foresight.runtime.reasoning import think as thinking
 
+    fields.check_seed(seed)
     task, given = _task(run, task, env_options)
     env, folder = make(task, "text", **given), Path(run)
     target = Path(out or (run if folder.is_dir() else "runs/faithfulness"))

@@ -2,7 +2,7 @@
 
 `confine` is called by the child itself before it runs foreign code; each layer is tried, and reported if it holds:
 
-- limits: CPU time, address space, size and number of files, threads, no core dump (setrlimit);
+- limits: CPU time, address space, size and number of files, threads of a user (not of root), no core dump (setrlimit);
 - user: no rights of root, for a process of root, if other users can read Python;
 - namespaces: no network, no other's shared memory, no host name (user, net, ipc and uts namespaces);
 - files: a file system in memory of limited size is the only place to write (mount namespace, tmpfs);

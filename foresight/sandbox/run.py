@@ -160,6 +160,6 @@ def _result(line: bytes) -> Result:
         error, trace, printed = (str(reply.get(key, "")) for key in ("error", "trace", "printed"))
         seconds = float(reply.get("seconds", 0.0))
         made = Result(str(reply["status"]), reply.get("value"), error, trace, printed, seconds)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return Result("ended", error="it wrote something else than a result")
     return made if made.status in STATUSES else Result("ended", error="it wrote something else than a result")

@@ -25,6 +25,7 @@ from foresight.sandbox.run import ENVIRONMENT, MIB, PYTHON, START
 NEEDED = ("limits", "namespaces", "processes", "files", "landlock", "seccomp")
 LAYERS = ("limits", "user", "namespaces", "processes", "files", "landlock", "seccomp")
 STATUSES = ("ok", "timeout", "output", "failed")
+LONGEST = 200  # characters of a path
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class Limits:
 class Outcome:
     """What a command did. All of it is untrusted.
 
-    `status`: "ok" (it ended, with the exit `code`); "timeout"; "output" (the tree is too large); "failed". `files` is
-    the tree then: texts by path, and "" for an empty directory, whose path ends with `/`. In the last two cases it is
-    as it was.
+    `status`: "ok" (it ended, with the exit `code`); "timeout"; "output" (the tree is too large, or a path in it too
+    long); "failed". `files` is the tree then: texts by path, and "" for an empty directory, whose path ends with `/`.
+    In the last two cases it is as it was.
     """
 
     status: str
@@ -78,9 +79,9 @@ def run(command: str, files: dict[str, str], limits: Limits | None = None) -> Ou
 
 
 def check(path: str) -> None:
-    """Raise UserError unless `path` is inside a tree: relative, without `..`, of 1 to 200 characters."""
+    """Raise UserError unless `path` is inside a tree: relative, without `..`, of 1 to `LONGEST` characters."""
     parts = PurePosixPath(path).parts
-    if not 0 < len(path) <= 200 or not parts or path.startswith("/") or ".." in parts or "\0" in path:
+    if not 0 < len(path) <= LONGEST or not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise UserError(
             f"{path[:80]!r} is no path in the tree: write a relative one without '..', such as notes/a.txt."
         )
@@ -111,6 +112,7 @@ def _process(command: str | None, files: dict[str, str], limits: Limits) -> tupl
         wanted = {
             "command": command, "files": files, "place": place, "needed": NEEDED, "seconds": limits.seconds,
             "printed": limits.printed, "most": limits.tree_bytes, "count": limits.tree_files,
+            "longest": LONGEST,
             "limits": {
                 "cpu": int(limits.seconds) + 2, "memory": limits.memory_mib * MIB, "file": limits.disk_mib * MIB,
                 "disk": limits.disk_mib * MIB, "files": limits.open_files, "threads": limits.processes,
@@ -169,5 +171,5 @@ def _outcome(reply: dict[str, Any], before: dict[str, str]) -> Outcome:
             status, int(reply.get("code", 0)), str(reply.get("printed", "")), files, str(reply.get("error", "")),
             float(reply.get("seconds", 0.0)),
         )  # fmt: skip
-    except (ValueError, TypeError, KeyError, UserError):
+    except (ValueError, TypeError, KeyError, OverflowError, UserError):
         return Outcome("failed", files=before, error="the process of the shell wrote something else than an outcome")

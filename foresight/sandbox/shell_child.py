@@ -31,17 +31,17 @@ def write(files: dict[str, str]) -> None:
                 file.write(text)
 
 
-def read(most: int, count: int) -> dict[str, str]:
+def read(most: int, count: int, longest: int) -> dict[str, str]:
     """The tree in the working directory: links, pipes and what is no text are left out.
 
-    Raises ValueError for more than `most` bytes or `count` files.
+    Raises ValueError for more than `most` bytes or `count` files, and for a path of more than `longest` characters.
     """
     found: dict[str, str] = {}
     total = 0
     for folder, folders, names in os.walk("."):
         folders.sort()
         if folder != "." and not folders and not names:
-            found[os.path.relpath(folder) + "/"] = ""
+            found[_checked(os.path.relpath(folder) + "/", longest)] = ""
         for name in sorted(names):
             path = os.path.join(folder, name)
             facts = os.lstat(path)
@@ -51,8 +51,15 @@ def read(most: int, count: int) -> dict[str, str]:
             if total > most or len(found) >= count:
                 raise ValueError(f"the files are more than {count} or larger than {most:,} bytes together")
             with contextlib.suppress(OSError, UnicodeError), open(path, encoding="utf-8", newline="") as file:
-                found[os.path.relpath(path)] = file.read()
+                found[_checked(os.path.relpath(path), longest)] = file.read()
     return found
+
+
+def _checked(path: str, longest: int) -> str:
+    """`path`. Raises ValueError if it is too long for a tree."""
+    if len(path) > longest:
+        raise ValueError(f"a path has more than {longest} characters: {path[:80]}...")
+    return path
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +91,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     if len(printed) > request["printed"]:
         text += " ... (the rest is left out)"
     try:
-        files = read(request["most"], request["count"])
+        files = read(request["most"], request["count"], request["longest"])
     except (ValueError, OSError, RecursionError) as error:
         return {"status": "output", "error": str(error), "printed": text, "code": code, "seconds": seconds}
     return {"status": status, "code": code, "printed": text, "files": files, "seconds": seconds}

@@ -94,6 +94,28 @@ def test_the_depth_limit_is_an_error_that_is_read() -> None:
     assert "depth limit of 1" in found["root"]["members"][0]["answer"]
 
 
+def test_a_turn_that_is_refused_ends_its_conversation_alone() -> None:
+    """Such as a document that does not fit into the context of the server: the manager reads why."""
+
+    def script(messages: list[dict[str, Any]]) -> str:
+        if messages[0]["content"].startswith("Word of a.txt"):
+            raise UserError("the context is full")
+        if messages[0]["content"].startswith("Both") and len(messages) > 1:
+            return " and ".join(results(messages[-1]["content"]))
+        return halves(messages)
+
+    found = play(script, team.Team("Both words", documents=SECRETS, budget=400))
+    first, second = found["root"]["members"]
+    assert first["answer"] is None and first["refused"] == "the context is full" and second["answer"] is not None
+    assert "gave no answer: the context is full" in found["root"]["answer"] and "otter" in found["root"]["answer"]
+
+    def refusing(messages: list[dict[str, Any]]) -> str:
+        raise UserError("no such model")
+
+    with pytest.raises(UserError, match="no such model"):
+        play(refusing, team.Team("Both words", budget=400))
+
+
 def test_one_agent_is_a_team_without_depth() -> None:
     def turn(messages: Any, tools: Any) -> str:
         return tool.write("calculate", expression="2*3") if len(messages) == 1 else f"It is {len(messages)}."

@@ -21,6 +21,7 @@ from foresight.agents.live.store import Store
 from foresight.cli import screen
 from foresight.cli.live import live
 from foresight.cli.main import main
+from foresight.errors import UserError
 from foresight.planning.generation.server import Server
 from foresight.sandbox import process
 from foresight.training.options import Tuning
@@ -43,6 +44,9 @@ def run(tmp_path: Path) -> Path:
 def test_settings_are_read_as_written(run: Path) -> None:
     settings, config = read(run)
     assert settings == Settings(port=9000, score="rules.py:rate")
+    for temperature in (0.0, -1.0, 20.0):  # the engine refuses it, or its turns could not be trained on
+        with pytest.raises(UserError, match="more than 0, and at most 10"):
+            Settings(temperature=temperature)
     assert config == Config(mode="directive", tuning=Tuning(lora=4))
 
 

@@ -7,13 +7,21 @@ import pytest
 
 from foresight.agents import stack
 from foresight.cli.main import main
+from foresight.runtime.evaluation import record
 
 
-def test_a_stack_prints_what_its_layers_did(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_stack_prints_what_its_layers_did(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert main(["stack", "--video", str(tmp_path / "errand.gif")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("bring the ") and "cognition" in lines[1] and lines[-1].startswith("done after")
     assert (tmp_path / "errand.gif").stat().st_size > 1_000
+    shots: list[int] = []
+    monkeypatch.setattr(record, "write", lambda path, pictures, fps: shots.append(len(list(pictures))))
+    assert main(["stack", "--video", str(tmp_path / "again.gif")]) == 0
+    capsys.readouterr()
+    assert shots == [int(lines[-1].split()[2]) + 1]  # the start and every step, also the last
     assert main(["stack", "--episodes", "3", "--failures", "0.5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["episodes"] == len(found["errands"]) == 3 and found["layers"]["control"] == "script"

@@ -133,6 +133,7 @@ def test_what_cannot_be_written_is_known_before_the_work(call, tmp_path, monkeyp
             "no chat template",
         ),
         (["think", "self_consistency", "--task", "addition", "--questions", "0"], "must be at least 1"),
+        (["think", "self_consistency", "--task", "addition", "--seed", str(10**20)], "--seed must be less than 2**63"),
         (["faithfulness"], "is not a run directory: name the task"),
         (["faithfulness", "--task", "addition"], "do not follow a trace"),
     ],

@@ -125,6 +125,9 @@ def test_output_is_limited() -> None:
     assert loud.status == "ok" and loud.printed.startswith("y\ny\ny\ny\ny\n ...") and len(loud.printed) < 50
     large = shell.run("head -c 5000 /dev/zero > a", {"b": ""}, Limits(seconds=3.0, tree_bytes=1000))
     assert (large.status, large.files) == ("output", {"b": ""}) and "1,000 bytes" in large.error
+    long = shell.run(f"echo said; echo x > {'n' * 210}", {"b": ""}, QUICK)
+    assert (long.status, long.printed, long.files) == ("output", "said\n", {"b": ""})
+    assert long.error.startswith("a path has more than 200 characters: nnn")
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../a", "a/../../b", "", "a\0b", "x" * 300])

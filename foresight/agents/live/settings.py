@@ -78,6 +78,11 @@ class Settings:
     tolerance: float = 0.1
     ray: str = ""  # the address of a Ray cluster, whose machines score and train; "": this one
 
+    def __post_init__(self) -> None:
+        """Raises UserError for a temperature at which turns cannot be trained on."""
+        if not 0 < self.temperature <= 10:
+            raise UserError(f"temperature is {self.temperature:g}: turns are sampled at more than 0, and at most 10.")
+
 
 def write(folder: Path, settings: Settings, config: Config) -> None:
     """Write the settings of a run."""

@@ -25,9 +25,10 @@ FILE = "live.db"
 VERSIONS = "versions"  # the folder of their weights
 WAIT = 60.0  # seconds for another loop's transaction
 STATES = ("served", "answered", "scored", "trained", "ended", "unscored", "stale", "rejected")
+# AUTOINCREMENT: a loop may hold the id of a turn that is forgotten meanwhile, which no other turn may get.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS turns (
-    id INTEGER PRIMARY KEY, session TEXT NOT NULL, version INTEGER NOT NULL, created REAL NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, version INTEGER NOT NULL, created REAL NOT NULL,
     messages TEXT NOT NULL, reply TEXT NOT NULL, prompt BLOB NOT NULL, tokens BLOB NOT NULL, logprob BLOB NOT NULL,
     temperature REAL NOT NULL, state TEXT NOT NULL, next TEXT, score REAL, hint TEXT, trained INTEGER
 );

@@ -142,8 +142,9 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     """Networks and optimizer. Raises UserError for spaces and settings that are not supported."""
     errors.at_least(
         1, config, "obs_steps", "horizon", "action_steps", "groups", "dim", "layers", "heads", "diffusion_steps",
-        "batch_size",
+        "batch_size", "kernel",
     )  # fmt: skip
+    errors.at_least(2, config, "dim", "embedding")  # the waves of the noise level: with fewer it is not seen
     errors.between(1, config.diffusion_steps, config, "denoising_steps")
     errors.between(0, 1, config, "eta")
     errors.share(config, "dropout")

@@ -104,6 +104,14 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     )
     errors.at_least(2, config, "edges")
     errors.share(config, "label_smoothing")
+    if not 0 < config.share <= 1:
+        raise UserError(f"share must be more than 0 and at most 1, not {config.share}.")
+    if config.dim % config.heads:
+        raise UserError(f"dim must be a multiple of heads, {config.heads}, not {config.dim}.")
+    if config.images == "vit" and config.channels % config.heads:
+        raise UserError(
+            f"channels must be a multiple of heads, {config.heads}, not {config.channels}, with images vit."
+        )
     if config.label_smoothing and config.head == "flow":
         raise UserError("label_smoothing is for action tokens: leave it out, or use --head bins.")
     shape = Shape(**{part.name: getattr(config, part.name) for part in fields(Shape)})

@@ -161,7 +161,8 @@ def soft_loss(
     size = min(student.shape[-1], teacher.shape[-1])  # the models may pad the same vocabulary differently
     student, teacher = student[..., :size], teacher[..., :size]
     terms = kl.categorical(student, teacher) if config.on_policy else kl.categorical(teacher, student)
-    return (weights[mask] * terms).sum(), advantage, {"divergence": terms.detach().sum()}
+    sums = {"divergence": terms.detach().sum(), "entropy": torch.special.entr(student.detach().softmax(-1)).sum()}
+    return (weights[mask] * terms).sum(), advantage, sums
 
 
 def update(state: State, batch: TokenBatch) -> dict[str, float]:

@@ -36,7 +36,7 @@ from foresight.ops.diagnostics import explained_variance, mean, rollout_sums
 from foresight.ops.policy import clipped_surrogate, ratio
 from foresight.ops.returns import gae
 from foresight.ops.value import clipped_loss
-from foresight.planning.generation.rollout import TextRollout, answer, complete, sample
+from foresight.planning.generation.rollout import TextRollout, answer, check_lengths, complete, sample
 from foresight.training import language
 from foresight.training.microbatch import check_minibatches, gather, split, step
 from foresight.training.options import Tuning
@@ -300,6 +300,9 @@ def train(
     state = build(config, env.spaces, device) if state is None else state
     graded = env.grader is not None
     env = env if graded or state.reward_model is None else env.ungraded()
+    for scorer, name in ((state.critic, "critic"), (state.reward_model, "reward model")):
+        if scorer is not None:
+            check_lengths(scorer.trunk, env, config, name)
     while state.step < config.steps:
         rollout = sample(state, env)
         rewards, metrics = score(state, rollout), rollout.metrics()

@@ -90,6 +90,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network, optimizer and generator. Raises UserError for spaces and settings that are not supported."""
     errors.at_least(1, config, "num_envs", "rollout_steps")
+    errors.share(config, "decay")
     require_end(spaces, config.gamma)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

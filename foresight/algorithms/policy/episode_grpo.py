@@ -163,7 +163,7 @@ def train(
     begin(config.group)
     if state is None:
         state = build(config, env.spaces, device)
-    if not state.step:
+    if isinstance(state.network, VLA) and not state.step:  # a network of one's own reads single observations alone
         greedy, seen = replace(state, config=replace(state.config, sample=False)), env.reset(config.seed)
         seen = trees.to(seen, state.generator.device)
         require_one_path(state.network, seen, act(greedy, seen)[0])

@@ -166,6 +166,8 @@ def update(state: State, segment: Rollout) -> dict[str, float]:
     steps = segment.trajectory.map(lambda x: x.to(device))
     mask, behavior = steps.mask, steps.logprob
     assert mask is not None and behavior is not None
+    if not optim.steps_of(int(mask.sum())):  # all environments were reset
+        return {"learning_rate": rate}
     output, values, carry = network.read(steps.obs, trees.to(segment.first, device), memory.starts(steps.cut))
     logprob = output.logp(steps.action)
     with torch.no_grad():

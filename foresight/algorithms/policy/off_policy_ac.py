@@ -222,6 +222,7 @@ def train(
 
 def _check(config: Config) -> None:
     errors.at_least(1, config, "num_envs", "rollout_steps", "replay_segments")
+    errors.at_least(0, config, "replay_ratio")
     if not 0 <= config.epsilon <= 1:
         raise UserError(f"epsilon must be between 0 and 1, not {config.epsilon}.")
     if config.max_ratio < 1:

@@ -344,6 +344,9 @@ def _check(config: Config) -> None:
     errors.at_least(1, config, "num_envs", "rollout_steps", "epochs", "minibatches")
     if config.state_dependent_noise is not None:
         errors.at_least(1, config, "state_dependent_noise")
+    for name in ("clip_ratio", "clip_value", "target_kl"):
+        if (bound := getattr(config, name)) is not None and not bound > 0:
+            raise UserError(f"{name} must be above 0, not {bound}.")
     steps = config.num_envs * config.rollout_steps
     if config.minibatches > steps:
         raise UserError(

@@ -310,6 +310,7 @@ def _check(config: Config) -> None:
     errors.at_least(0, config, "burn_in")
     errors.at_least(1, config, "sequence_length")
     errors.between(0, 1, config, "gamma", "tau")
+    memory.check_backbone(config.memory, config.backbone)
     if not config.log_std_bounds[0] < config.log_std_bounds[1]:
         raise UserError(f"log_std_bounds must be a low and a higher bound, not {config.log_std_bounds}.")
     if config.state_dependent_noise is not None:

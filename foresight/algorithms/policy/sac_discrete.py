@@ -252,6 +252,7 @@ def _check(config: Config) -> None:
     errors.at_least(0, config, "burn_in")
     errors.at_least(1, config, "sequence_length")
     errors.between(0, 1, config, "gamma", "tau")
+    memory.check_backbone(config.memory, config.backbone)
     if config.entropy_temperature <= 0:
         raise UserError(f"entropy_temperature must be above 0, not {config.entropy_temperature}.")
     if config.memory is not None and config.n_steps > 1:

@@ -414,7 +414,7 @@ def _check(config: Config, game: Game) -> None:
         1, config, "supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch_size",
         "pool_every", "channels",
     )  # fmt: skip
-    errors.at_least(0, config, "play_simulations", "c_puct", "blocks")
+    errors.at_least(0, config, "reinforce", "regress", "random_moves", "play_simulations", "c_puct", "blocks")
     if not config.softmax_temperature > 0:
         raise UserError(f"softmax_temperature must be above 0, not {config.softmax_temperature}.")
     playouts.require_room(game, config.expert_simulations, " (expert_simulations)")

@@ -392,7 +392,7 @@ def _check(config: Config, game: Game) -> None:
         1, config, "num_games", "simulations", "considered", "channels", "batch_size", "replay_size", "learning_starts",
         "cheap_simulations",
     )  # fmt: skip
-    errors.at_least(0, config, "max_lag", "play_simulations", "blocks", "temperature_moves", "c_init")
+    errors.at_least(0, config, "max_lag", "play_simulations", "playout_steps", "blocks", "temperature_moves", "c_init")
     if config.playout_steps > 0:
         errors.at_least(1, config, "playout_simulations")
         rollouts.require_room(game, config.playout_simulations, " (playout_simulations)")

@@ -88,7 +88,9 @@ class State:
 
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Network and optimizer. Raises UserError for an unknown network and for sizes that do not fit."""
-    errors.at_least(1, config, "batch_size", "patch", "dim", "layers", "heads")
+    errors.at_least(1, config, "batch_size", "patch", "dim", "layers", "heads", "window")
+    if min(config.depths, default=0) < 1:
+        raise errors.UserError(f"depths must be at least 1 each, not {' '.join(map(str, config.depths))}.")
     errors.at_least(0, config, "shift")
     errors.share(config, "dropout")
     if config.images not in NETWORKS:

@@ -4,16 +4,17 @@
 
 over windows of K steps of episodes (eq. 4), by its Lagrangian: the policy minimizes -log π - α H, and α ≥ 0 minimizes α
 (H - β). The transformer is pretrained on recorded episodes. Then it alternates between whole episodes, sampled with a
-return that is higher than any it has seen, and gradient steps on a replay that drops its oldest episodes. The returns
-to go in a window are those that the episode reached, not those that were asked for (hindsight return relabeling).
+high return asked for, and gradient steps on a replay that drops its oldest episodes. The returns to go in a window are
+those that the episode reached, not those that were asked for (hindsight return relabeling).
 
 What is kept: the stochastic policy (a squashed normal of actions of a Box) with its entropy constraint, the replay that
-begins with the best recorded episodes, relabeled returns, the higher return asked for in exploration, windows sampled
-uniformly over steps, the mean action in evaluation.
+begins with the best recorded episodes, relabeled returns, windows sampled uniformly over steps, the mean action in
+evaluation.
 
-Differences: smaller networks; AdamW instead of LAMB; positions are the time steps of the episode, as in the Decision
-Transformer; several episodes per iteration, one of each environment; also discrete actions, whose target entropy is a
-fraction of the largest.
+Differences: exploration asks for the return that evaluation asks for, the highest of the data, and for a higher one
+only with `explore_return` (the paper: twice that of evaluation); smaller networks; AdamW instead of LAMB; positions are
+the time steps of the episode, as in the Decision Transformer; several episodes per iteration, one of each environment;
+also discrete actions, whose target entropy is a fraction of the largest.
 """
 
 from __future__ import annotations

@@ -277,6 +277,8 @@ def _check(config: Config) -> None:
     )
     errors.at_least(2, config, "bins")
     errors.between(0, 1, config, "gamma", "top_p")
+    if not config.top_p > 0:
+        raise UserError("top_p must be more than 0: it is the share of the probability that actions are sampled from.")
     errors.share(config, "dropout")
     if config.binning not in BINS:
         raise errors.unknown("binning", config.binning, BINS)

@@ -46,7 +46,7 @@ METRICS = ("return", "length", "asked", "loss")
 class Config:
     """Defaults: within the ranges of the paper's search for LunarLander (table 3); see the presets for tasks."""
 
-    steps: int = 500_000  # env steps, summed over all environments
+    steps: int = 500_000  # env steps of whole episodes, summed over all environments; see the page
     seed: int = 0
     num_envs: int = 16  # parallel environments; each adds an episode per iteration (the paper: 10 to 40 episodes)
     data: tuple[str, ...] = ()  # folders of episodes that the replay begins with; none: random episodes

@@ -334,13 +334,19 @@ def _check(config: Config) -> None:
         1, config, "num_envs", "rollout_steps", "batch_size", "sequence_length", "replay_size", "horizon", "groups",
         "classes", "blocks", "deter", "hidden", "units", "layers", "depth", "patch",
     )  # fmt: skip
-    errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate")
+    errors.between(0, 1, config, "gamma", "gae_lambda", "slow_critic_rate")
+    errors.share(config, "unimix")
     if not 0 < config.train_ratio < math.inf:
         raise UserError(f"train_ratio must be above 0, not {config.train_ratio}: it is replayed steps per env step.")
     if config.imagined_last > config.sequence_length:
         raise UserError(
             f"imagined_last {config.imagined_last} is more than sequence_length {config.sequence_length}: "
             "imagination starts at rows of the sequences. 0 means all rows."
+        )
+    if config.replay_value_coef and config.imagined_last == 1:
+        raise UserError(
+            f"replay_value_coef {config.replay_value_coef} trains on returns between the rows that imagination starts "
+            "at, of which there is only one. Set imagined_last to at least 2, or to 0 for all rows."
         )
     if config.deter % config.blocks:
         raise UserError(f"deter {config.deter} is no multiple of blocks {config.blocks}.")

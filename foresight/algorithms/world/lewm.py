@@ -34,6 +34,7 @@ from foresight.data import trees
 from foresight.data.trajectory import Tree, tree_map
 from foresight.envs.base import Env, Spaces, require_num_envs
 from foresight.errors import UserError
+from foresight.nets import encoders
 from foresight.nets.models.lewm import LeWM
 from foresight.ops import latent, schedules
 from foresight.planning.continuous import cem
@@ -57,7 +58,7 @@ class Config:
     block: int = 5  # env steps per block of actions; the paper's frame skip
     history: int = 1  # embeddings that a prediction reads; the paper: 3, and 1 on its TwoRoom
     batch_size: int = 128  # sequences of history + 1 images; the paper's
-    learning_rate: float = 1e-3  # AdamW, the largest; 5e-5 in the paper, whose networks are 50 times as large
+    learning_rate: float = 1e-3  # AdamW, the largest; 5e-5 in the paper, whose networks are 30 to 40 times as large
     lr_warmup: int = 100  # gradient steps
     weight_decay: float = 1e-3  # the paper's
     max_grad_norm: float = 1.0  # the paper's
@@ -246,6 +247,7 @@ def _check(config: Config, spaces: Spaces) -> tuple[gs.Space[Any], gs.Box]:
     box = spaces.action
     if not isinstance(box, gs.Box) or len(box.shape) != 1 or not np.isfinite([box.low, box.high]).all():
         raise UserError(f"lewm plans continuous actions: it needs a bounded Box with one dim, not {box}.")
+    encoders.require_choice(box)
     errors.at_least(
         1, config, "num_envs", "hold", "block", "history", "slices", "dim", "depth", "width", "layers", "heads",
         "hidden", "horizon", "candidates", "elites", "iterations", "plan_hold",

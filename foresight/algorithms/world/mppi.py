@@ -13,6 +13,7 @@ candidates are elites: `iterations` 1, `elites` as many as `candidates`. Left ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,3 +120,5 @@ def _check(config: Config) -> None:
     if not config.initial_std > 0:
         raise errors.UserError(f"initial_std must be above 0, not {config.initial_std}.")
     errors.at_least(0, config, "temperature", "min_std")
+    if config.temperature == math.inf:
+        raise errors.UserError("temperature must be finite: the largest weights the best elite alone.")

@@ -33,6 +33,7 @@ from foresight.data.sequences import Arrival, Sequences, arrivals
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_num_envs
+from foresight.nets import encoders
 from foresight.nets.models.planet import GaussianRSSM
 from foresight.nets.models.world_model import obs_model
 from foresight.planning.continuous import bounds, cem
@@ -100,6 +101,7 @@ class State:
 def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") -> State:
     """Model, optimizer and replay. Raises UserError for spaces and settings that are not supported."""
     _check(config)
+    encoders.require_choice(spaces.action)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         obs = obs_model(spaces.obs, config.units, config.layers, config.depth, config.patch)

@@ -8,8 +8,8 @@
 
 where z_t is the categorical latent of the observation o_t, h_t the output of a causal transformer over the latents and
 actions up to t, and s_t = (z_t, h_{t-1}). R_t is the λ-return of a rollout that the actor makes inside the world model,
-R'_t the same with the values of a slow average of the critic, w_t the predicted probability that the rollout is still
-alive, and S the running range of returns between their 5th and 95th percentile.
+R'_t the same with the values of a slow average of the critic, w_t is γ^t times the predicted probability that the
+rollout is still alive, and S the running range of returns between their 5th and 95th percentile.
 
 What is kept: one token a step, two steps of training (model, then agent) after every env step, imagination from random
 contexts of the replay, free bits on the mean divergence, the coefficients, sizes and learning rates.
@@ -20,8 +20,8 @@ Departures from the authors' code, where that differs from the definitions:
 - attention and positions begin again at every episode, the code reads across the end of episodes;
 - the actor sees the latent of the current observation; the code's sees a sample of the prior of it, so that it acts
   before looking;
-- steps after an imagined end of the episode weigh less, and the predicted continuation, with γ, multiplies values; the
-  code thresholds it and does not weigh;
+- the predicted continuation, with γ, multiplies values, and the losses of later steps weigh less by it; the code
+  thresholds it and does not weigh;
 - the mean of two-hot predictions is taken over the values of the bins, not over their symlog;
 - the network: see `nets.models.storm`. Encoder and decoder are those of our other world models.
 
@@ -292,7 +292,8 @@ def update_agent(state: State, starts: Tree, batch: Trajectory, arrival: Arrival
         value = predicted.mean()
         target = imagination.imagined_return(steps, value, config.gae_lambda)
         slow_target = imagination.imagined_return(steps, slow, config.gae_lambda)
-        alive = 1 - batch.cut * arrival.known * (arrival.discount == 0)  # 0 at final observations, not at lost lives
+        # 0 at final observations, not at lost lives; and where it is not known which of both a first row is
+        alive = 1 - batch.cut * (1 - arrival.known * (arrival.discount != 0))
         weight = imagination.reach_weights(alive.flatten(), steps.discount)
         advantage = (target - value[:, :-1]) / state.spread.update(target)
     actor_loss = imagination.actor_loss(output, steps.action, advantage, weight, config.entropy_coef)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -340,7 +341,7 @@ def train(
 
 
 def _check(config: Config) -> None:
-    errors.at_least(0, config, "max_lag", "proposals", "iterations")
+    errors.at_least(0, config, "max_lag", "proposals", "iterations", "encoder_lr_scale", "min_std", "temperature")
     errors.at_least(
         1, config, "num_envs", "rollout_steps", "batch_size", "replay_size", "train_every", "gradient_steps", "horizon",
         "candidates", "elites", "latent_size", "hidden", "encoder_hidden", "encoder_layers", "channels", "simnorm_dim",
@@ -352,6 +353,10 @@ def _check(config: Config) -> None:
         raise UserError(
             f"latent_size must be a multiple of simnorm_dim, {config.simnorm_dim}, not {config.latent_size}."
         )
+    if not config.max_std > 0 or config.max_std < config.min_std:
+        raise UserError(f"max_std must be above 0 and at least min_std, {config.min_std}, not {config.max_std}.")
+    if config.temperature == math.inf:
+        raise UserError("temperature must be finite: the largest weights the best elite alone.")
     if config.proposals >= config.candidates:
         raise UserError(f"proposals must be below candidates, {config.candidates}, not {config.proposals}.")
     cem.require_elites(config.candidates, config.elites)

@@ -277,28 +277,29 @@ def _literals(
     """The positive and the negative atoms of a conjunction."""
     positive: list[Atom] = []
     negative: list[Atom] = []
-    if not isinstance(words, Words):
-        raise source.error(line, _shown(words), "'(and ...)' or '(predicate ...)'")
-    if not words:
-        return positive, negative
-    head = words[0]
-    if _unsupported(head, domain):
-        raise source.unsupported(words.line, head)
-    if head == "and":
-        for one, at in zip(words[1:], words.lines[1:], strict=True):
-            for mine, more in zip((positive, negative), _literals(source, domain, one, at, atom), strict=True):
-                mine += more
-    elif head == "not":
-        if len(words) != 2:
-            raise source.error(words.line, f"'not' of {len(words) - 1} conditions", "'(not (predicate ...))'")
-        inner = words[1]
-        if isinstance(inner, Words) and inner and inner[0] in ("and", "not"):
-            raise source.unsupported(words.line, "or")
-        if isinstance(inner, Words) and inner and _unsupported(inner[0], domain):
-            raise source.unsupported(words.line, inner[0])
-        negative.append(atom(inner, words.line))
-    else:
-        positive.append(atom(words, words.line))
+    left = [(words, line)]  # not by recursion: a conjunction may be nested thousands deep
+    while left:
+        words, line = left.pop()
+        if not isinstance(words, Words):
+            raise source.error(line, _shown(words), "'(and ...)' or '(predicate ...)'")
+        if not words:
+            continue
+        head = words[0]
+        if _unsupported(head, domain):
+            raise source.unsupported(words.line, head)
+        if head == "and":
+            left += reversed(list(zip(words[1:], words.lines[1:], strict=True)))
+        elif head == "not":
+            if len(words) != 2:
+                raise source.error(words.line, f"'not' of {len(words) - 1} conditions", "'(not (predicate ...))'")
+            inner = words[1]
+            if isinstance(inner, Words) and inner and inner[0] in ("and", "not"):
+                raise source.unsupported(words.line, "or")
+            if isinstance(inner, Words) and inner and _unsupported(inner[0], domain):
+                raise source.unsupported(words.line, inner[0])
+            negative.append(atom(inner, words.line))
+        else:
+            positive.append(atom(words, words.line))
     return positive, negative
 
 

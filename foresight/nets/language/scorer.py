@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from foresight.data.text import TokenBatch
+from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 
 
@@ -59,6 +60,12 @@ class Scorer(nn.Module):
         return self._outputs(batch, after=True)
 
     def _outputs(self, batch: TokenBatch, after: bool) -> Tensor:
+        longest = int((batch.prompt_length[:, None] + batch.length).max())
+        if longest > self.trunk.context:
+            raise UserError(
+                f"A prompt with its completion has {longest} tokens, and the critic or reward model that reads it has "
+                f"a context of {self.trunk.context}: choose one with a longer context, or shorter texts."
+            )
         with self.trunk.precision():
             hidden = self.trunk.contexts(batch, after)
         with torch.autocast(hidden.device.type, enabled=False):

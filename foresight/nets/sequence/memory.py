@@ -238,6 +238,14 @@ class MemoryActorCritic(nn.Module):
         return self.policy_head(y) if self.mask_key is None else self.policy_head(y, obs[self.mask_key] > 0)
 
 
+def check_backbone(memory: object | None, backbone: str) -> None:
+    """Raise UserError for an unknown `backbone`, and for another one than "shared" without a memory."""
+    if backbone not in BACKBONES:
+        raise errors.unknown("backbone", backbone, BACKBONES)
+    if memory is None and backbone != "shared":
+        raise UserError(f"backbone {backbone!r} has no effect without a memory: set memory, or leave out backbone.")
+
+
 def actor_critic(
     space: gs.Space[Any],
     policy_head: PolicyHead,
@@ -257,10 +265,7 @@ def actor_critic(
     has memory. `bfloat16` is for pixel trunks without memory. Raises UserError for an unknown name or a bad value, and
     for another `backbone` than 'shared' without memory.
     """
-    if backbone not in BACKBONES:
-        raise errors.unknown("backbone", backbone, BACKBONES)
-    if shape is None and backbone != "shared":
-        raise UserError(f"backbone {backbone!r} has no effect without a memory: set memory, or leave out backbone.")
+    check_backbone(shape, backbone)
     if shape is None:
         widths = (policy_head.width, value_head.width)
         body: Body | SeparateNetworks

@@ -33,6 +33,7 @@ BLOCK = 128  # rows that are computed together, so that a row's bits do not depe
 BACK = 256  # the same on the way back, where a row has no result of its own
 LARGE_GRADIENT = 2**23  # the same for the product that computes a weight gradient, in multiplications
 ONEDNN = torch.backends.mkldnn.is_available()
+BFLOAT16 = ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # of oneDNN on this processor
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 NOTHING, NO_ROWS = np.empty(0, np.float32), torch.empty(0, 0)
@@ -428,7 +429,13 @@ def _large(weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
-    """A linear layer and an activation ("relu" or "none") by oneDNN, without autograd."""
+    """A linear layer and an activation ("relu" or "none") by oneDNN, without autograd.
+
+    bfloat16 is rounded and multiplied in float32 where oneDNN has no product of it, as on processors with AVX2 alone.
+    """
+    if x.dtype is torch.bfloat16 and not BFLOAT16:
+        wide = (x.float(), weight.float(), None if bias is None else bias.float())
+        return linear(*wide, then).bfloat16()
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
     return result
 

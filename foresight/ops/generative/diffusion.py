@@ -29,10 +29,12 @@ def squared_cosine(steps: int) -> Tensor:
 def levels(steps: int, used: int) -> list[int]:
     """The `used` of K = `steps` levels that are visited, from the noisiest on: evenly spaced, ending with 1.
 
-    After each comes the next one, and after 1 comes 0. Source: Song et al. 2020, appendix D.2 (linear).
+    After each comes the next one, and after the last comes 0. A single one is K, at which a sample is pure noise.
+    Source: Song et al. 2020, appendix D.2 (linear).
     """
-    apart = steps // used
-    return [1 + (used - i) * apart for i in range(1, used + 1)]
+    if used == 1:
+        return [steps]
+    return [1 + (used - i) * steps // used for i in range(1, used + 1)]
 
 
 def add_noise(clean: Tensor, noise: Tensor, alpha_bar: Tensor) -> Tensor:

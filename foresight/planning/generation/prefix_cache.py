@@ -14,6 +14,7 @@ from torch import Tensor
 from foresight.nets.language.cache import Level
 
 LIMIT = 2**29  # bytes
+Kept = list[Tensor]  # keys `[KV, T, D]` of all layers, then values: some models have other sizes in each
 
 
 class PrefixCache:
@@ -21,8 +22,8 @@ class PrefixCache:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit, self.used = limit, 0
-        # By ids: the place of the first token, and keys and values `[2, L, KV, T, D]`.
-        self.segments: dict[tuple[int, ...], tuple[int, Tensor]] = {}
+        # By ids: the place of the first token, and what is kept of it and those after it.
+        self.segments: dict[tuple[int, ...], tuple[int, Kept]] = {}
         self.lengths: set[int] = set()
 
     def known(self, ids: Sequence[int]) -> int:
@@ -38,22 +39,22 @@ class PrefixCache:
         key, stop = tuple(ids), first + len(ids) - start
         if start >= len(ids) or key in self.segments or (start and key[:start] not in self.segments):
             return
-        parts = [[x[row, :, first:stop] for x in buffers] for buffers in (level.keys, level.values)]
-        size = 2 * len(parts[0]) * parts[0][0].numel() * parts[0][0].element_size()
+        parts = [x[row, :, first:stop] for x in (*level.keys, *level.values)]
+        size = sum(part.numel() * part.element_size() for part in parts)
         if self.used + size > self.limit:
             return
         self.used += size
-        self.segments[key] = start, torch.stack([torch.stack(part) for part in parts])
+        self.segments[key] = start, [part.clone() for part in parts]
         self.lengths.add(len(key))
 
-    def read(self, ids: Sequence[int], first: int = 0) -> Tensor:
-        """Keys and values `[2, L, KV, T, D]` of the kept prefix `ids` from the token `first` on."""
-        parts, stop = list[Tensor](), len(ids)
+    def read(self, ids: Sequence[int], first: int = 0) -> Kept:
+        """What is kept of the prefix `ids` from the token `first` on."""
+        parts, stop = list[Kept](), len(ids)
         while stop > first:
             start, segment = self.segments[tuple(ids[:stop])]
-            parts.append(segment[..., max(0, first - start) :, :])
+            parts.append([x[:, max(0, first - start) :] for x in segment])
             stop = start
-        return torch.cat(parts[::-1], -2)
+        return [torch.cat(of_one, 1) for of_one in zip(*parts[::-1], strict=True)]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -62,13 +63,15 @@ class PrefixCache:
         self.used = 0
 
 
-def level_of(rows: Sequence[Tensor | None], like: Tensor) -> Level:
-    """Rows of kept tokens `[2, L, KV, T, D]` (None: no token) as a level, right-padded to the longest."""
-    width = max(row.shape[-2] for row in rows if row is not None)
-    packed = like.new_zeros(*like.shape[:2], len(rows), like.shape[2], width, like.shape[4])
-    blocked = torch.ones(len(rows), width, dtype=torch.bool, device=like.device)
+def level_of(rows: Sequence[Kept | None], like: Kept) -> Level:
+    """Rows of kept tokens (None: no token), with the shapes of `like`, as a level, right-padded to the longest."""
+    widths = [0 if row is None else row[0].shape[1] for row in rows]
+    packed = [x.new_zeros(len(rows), x.shape[0], max(widths), x.shape[2]) for x in like]
+    blocked = torch.ones(len(rows), max(widths), dtype=torch.bool, device=like[0].device)
     for place, row in enumerate(rows):
         if row is not None:
-            packed[:, :, place, :, : row.shape[-2]] = row
-            blocked[place, : row.shape[-2]] = False
-    return Level(list(packed[0]), list(packed[1]), blocked if bool(blocked.any()) else None)
+            for whole, one in zip(packed, row, strict=True):
+                whole[place, :, : widths[place]] = one
+            blocked[place, : widths[place]] = False
+    layers = len(packed) // 2
+    return Level(packed[:layers], packed[layers:], blocked if bool(blocked.any()) else None)

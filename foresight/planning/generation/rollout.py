@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -349,7 +350,7 @@ def sample_until(
     `keep(rewards [P, G])` returns which groups pass, bool `[P]`. If too few pass the rollout is smaller; if none does,
     it is the last batch unfiltered, and with `max_batches` of 1 it is the only one. Returns the rollout and metrics:
     the number of `batches` sampled, the share `filled` of the prompts, and of everything sampled, because the groups
-    that passed are biased, the mean `reward` and the share `equal_reward_groups`.
+    that passed are biased, the mean `reward` and the share `equal_reward_groups`; and the `counts` of all batches.
 
     If sampling fails, the `counts` of the State (see `sample`) are as before: a resumed run samples all batches again.
     """
@@ -367,23 +368,32 @@ def _sample_until(
 ) -> tuple[TextRollout, dict[str, float]]:
     prompts, limit = state.config.prompts, state.config.max_batches
     passed: list[TextRollout] = []
-    count, rewards = 0, []
+    count, rewards, counts = 0, [], list[dict[str, float]]()
     for batches in range(1, limit + 1):  # noqa: B007
         rollout = sample(state, task)
         rewards.append(rollout.rewards)
+        counts.append(rollout.counts)
         chosen = (keep(rollout.rewards) | (limit == 1)).nonzero()[:, 0][: prompts - count]
         count += len(chosen)
         passed += [rollout.select(chosen)] if len(chosen) else []
         if count == prompts:
             break
     sampled = torch.cat(rewards)
-    metrics = {
+    metrics = _of_batches(counts) | {
         "reward": sampled.nanmean().item(),
         "equal_reward_groups": (~differs(sampled) & ~sampled.isnan().all(1)).float().mean().item(),
         "batches": float(batches),
         "filled": count / prompts,
     }
     return concat(passed) if passed and limit > 1 else rollout, metrics
+
+
+def _of_batches(counts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The `counts` of several batches of one update: seconds of waiting are summed, others averaged."""
+    rules: dict[str, Callable[[list[float]], float]] = {
+        "waiting": sum, "max_staleness": max, "in_flight": lambda values: values[-1]
+    }  # fmt: skip
+    return {name: rules.get(name, statistics.fmean)([one[name] for one in counts]) for name in counts[0]}
 
 
 def _arguments(state: Sampler) -> tuple[int, int, int, float, torch.Generator, float]:

@@ -62,7 +62,7 @@ def beam(
     read: str = "best",
 ) -> Steps:
     """`n` beams, of which each step keeps the best n / `width` by the verifier and continues each `width` times."""
-    check(n, width, aggregate, read)
+    check(n, width, steps, aggregate, read)
     tree, live, ended = problem.tree(), [Path()], list[Path]()
     for step in range(steps):
         paths = yield from extend(problem, tree, live, n if step == 0 else width, step_tokens)
@@ -85,7 +85,7 @@ def dvts(
     read: str = "best",
 ) -> Steps:
     """n / `width` searches apart, each of which continues the best of its `width` samples."""
-    check(n, width, aggregate, read)
+    check(n, width, steps, aggregate, read)
     tree, ended = problem.tree(), list[Path]()
     live = [Path() for _ in range(max(1, n // width))]
     for _ in range(steps):
@@ -100,10 +100,10 @@ def dvts(
     return finish(problem, tree, ended or live, aggregate, read)
 
 
-def check(n: int, width: int, aggregate: str, read: str) -> None:
+def check(n: int, width: int, steps: int, aggregate: str, read: str) -> None:
     """Raise UserError for sizes below 1 and for unknown names."""
-    if n < 1 or width < 1:
-        raise UserError(f"n is {n} and width {width}: both must be at least 1.")
+    if min(n, width, steps) < 1:
+        raise UserError(f"n is {n}, width {width}, steps {steps}: all must be at least 1.")
     if aggregate not in AGGREGATES:
         raise errors.unknown("aggregate", aggregate, AGGREGATES)
     if read not in READINGS:

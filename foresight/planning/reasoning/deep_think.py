@@ -105,7 +105,9 @@ def _revise_in_words(
     critiques = yield Ask(tuple(asked), 1)
     revised, wrong = list(hypotheses), list[tuple[int, str, int]]()
     for i, (hypothesis, thoughts) in enumerate(zip(hypotheses, critiques, strict=True)):
-        text = thoughts[0].text if thoughts else "correct"
+        if not thoughts:  # the budget does not pay for a critique: it stays as it is
+            continue
+        text = thoughts[0].text
         node = tree.add(text, (hypothesis.node,), "critique")
         if APPROVED.match(text):
             revised[i] = dataclasses.replace(hypothesis, score=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,9 +86,13 @@ def check(name: str, task: TextTask, verified: bool, given: dict[str, Any]) -> N
     for key, value in given.items():
         if key not in valid:
             raise errors.unknown(f"option of {name}", key, valid)
-        wanted = type(valid[key])
-        if valid[key] is not None and type(value) is not wanted and not (wanted is float and type(value) is int):
+        wanted = float if valid[key] is None else type(valid[key])  # None: a number that has its default elsewhere
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise UserError(f"The option '{key}' of {name} must be {wanted.__name__}, not {value!r}.")
+        if key == "step_tokens" and value < 1:
+            raise UserError(f"The option 'step_tokens' of {name} must be at least 1, not {value}.")
+        if key == "temperature" and not 0 <= value < math.inf:
+            raise UserError(f"The option 'temperature' of {name} must be at least 0, not {value}.")
     if not verified and (name in NEED_VERIFIER or given.get("weighted")):
         raise UserError(
             f"{name} needs a verifier{' for a weighted vote' if given.get('weighted') else ''}: give --verifier exact "

@@ -129,7 +129,8 @@ def puct(
 ) -> list[Result]:
     """`simulations` of PUCT for each question, with `actions` sampled steps a node: the answer with the best score.
 
-    Where no answer ended, the most visited steps are continued to one. Raises UserError as `Mind.think` does.
+    Where no answer ended, the deepest path is continued to one; of several, the one with the best score. Raises
+    UserError as `Mind.think` does.
     """
     if actions < 1 or simulations < 1:
         raise UserError(f"actions is {actions} and simulations {simulations}: both must be at least 1.")
@@ -156,5 +157,5 @@ def puct(
 
 
 def _deepest(nodes: Sequence[_State]) -> Path:
-    """The best-scored path that did not end."""
+    """The deepest path, of several the one whose last score is the best."""
     return max((node.path for node in nodes), key=lambda path: (len(path.scores), path.scores[-1:] or (0.0,)))

@@ -214,6 +214,8 @@ def recorded(path: str | Path) -> Chat:
         messages = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"Cannot read the dialogue {path}: {error}.") from error
+    if not (isinstance(messages, list) and all(isinstance(one, dict) and "content" in one for one in messages)):
+        raise UserError(f"The dialogue {path} must be a list of messages, each with a role and content.")
 
     def chat(asked: Sequence[Message]) -> str:
         known = messages[: len(asked)]

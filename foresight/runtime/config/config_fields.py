@@ -16,6 +16,7 @@ from foresight.training.options import field_types, flatten
 RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; the rest is Config
 # Each is at least 1.
 COUNTS = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "predict_tokens", "layers")
+ADDED = ("adam_eps", "adam_epsilon", "optimizer_epsilon")  # to the root mean square of gradients, which may be 0
 SHARES = ("tau", "popart_rate")  # by which targets and moments move: with 0 they never do
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of text algorithms that sample
 
@@ -134,7 +135,7 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
         if not isinstance(value, int | float):
             continue
         if (
-            name.endswith("learning_rate") or name in ("steps", "seed", "threads", "learning_starts")
+            name.endswith(("learning_rate", "weight_decay")) or name in ("steps", "seed", "threads", "learning_starts")
         ) and not value >= 0:
             raise UserError(f"{name} must be at least 0, not {value}.")
         if samples and not value > 0:
@@ -145,8 +146,14 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
         if name.endswith("_fraction") and not 0 <= value <= 1:
             raise UserError(f"{name} must be between 0 and 1, not {value}.")
-        if name == "max_grad_norm" and not value > 0:
+        if name.endswith("max_grad_norm") and not value > 0:
             raise UserError(f"{name} must be more than 0, not {value}; inf clips no gradient.")
+        if name == "kl_coef" and not value >= 0:
+            raise UserError(f"{name} must be at least 0, not {value}: below, the distance would be rewarded.")
+        if name == "clip_reward" and not value > 0:
+            raise UserError(f"{name} must be more than 0, not {value}: it bounds the size of a reward.")
+        if name in ADDED and not value > 0:
+            raise UserError(f"{name} must be more than 0, not {value}.")
         if name in SHARES and not 0 < value <= 1:
             raise UserError(f"{name} must be more than 0 and at most 1, not {value}.")
     starts, steps = config.get("learning_starts"), config.get("steps", math.inf)

@@ -202,6 +202,18 @@ def test_a_session_is_forgotten(store: Store) -> None:
     assert "secret" not in repr(store.turns()) and len(store.turns()) == 2 and store.counts()["trained"] == 1
 
 
+def test_no_other_turn_gets_the_id_of_a_forgotten_one(store: Store) -> None:
+    """The scorer and the trainer hold ids while they work."""
+    held = store.add(turn("private", "secret"))
+    store.forget("private")
+    later = store.add(turn("public"))
+    assert later > held
+    store.request("public", conversation("hello", turn("public").reply, "x"))
+    store.collect(60)
+    store.scored(held, -1.0, "a hint about the secret")
+    assert [one.score for one in store.turns()] == [None]
+
+
 def test_sessions_of_one_score_are_found(store: Store) -> None:
     def scored(session: str, *scores: float) -> None:
         for number, value in enumerate(scores):

@@ -197,6 +197,9 @@ def test_mistakes_are_named() -> None:
         ({"widths": (6,)}, "widths must be multiples of groups, 4"),
         ({"kernel": 4}, "kernel must be odd"),
         ({"denoising_steps": 11}, "denoising_steps must be between 1 and 10, not 11"),
+        ({"kernel": -1}, "kernel must be at least 1"),
+        ({"embedding": 1}, "embedding must be at least 2"),
+        ({"dim": 1}, "dim must be at least 2"),
         ({"denoiser": "mpl"}, "Did you mean 'mlp'"),
         ({"horizon": 8}, "horizon 8 is longer than every episode of the data: the longest has 6 steps"),
     ):

@@ -195,6 +195,13 @@ def test_mistakes_are_named(weak: str, tmp_path: Path) -> None:
     for changed, message in (
         ({"words": 0}, "words must be at least 1"),
         ({"edges": 1}, "edges must be at least 2"),
+        ({"share": 0.0}, "share must be more than 0 and at most 1, not 0.0"),
+        ({"share": 2.0}, "share must be more than 0 and at most 1, not 2.0"),
+        ({"dim": 10, "heads": 4}, "dim must be a multiple of heads, 4, not 10"),
+        (
+            {"images": "vit", "channels": 6, "heads": 4},
+            "channels must be a multiple of heads, 4, not 6, with images vit",
+        ),
         ({"label_smoothing": 1.0}, "a share from 0 to below 1, not 1.0"),
         ({"label_smoothing": 0.1, "head": "flow"}, "label_smoothing is for action tokens"),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from foresight.algorithms.language import dapo
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.ops.advantage import group_scaled, overlong
+from foresight.planning.generation import rollout as rollouts
 from foresight.planning.generation.rollout import sample_until
 from foresight.training.options import build_config
 from tests import tiny_conversations, tiny_language
@@ -80,6 +83,23 @@ def test_dynamic_sampling_refills_until_the_batch_is_full():
         assert state.policy.decode(row) == text
         assert rollout.rewards[p, k] == text.count("a")
         assert rollout.batch.prompts()[p] == state.policy.encode(rollout.examples[p].prompt)
+
+
+def test_what_asynchronous_sampling_counts_is_of_all_batches(monkeypatch):
+    from foresight.ops.advantage import differs
+
+    state = build(dapo, prompts=4, group=4, max_batches=2)
+    task = TextTask("t", [Example(f"{i}?") for i in range(8)], [], lambda e, c: [1.0] * len(c))
+    counts = iter([
+        {"staleness": 1.0, "max_staleness": 3.0, "waiting": 2.0, "in_flight": 5.0, "duration": 4.0},
+        {"staleness": 0.0, "max_staleness": 1.0, "waiting": 1.0, "in_flight": 2.0, "duration": 2.0},
+    ])  # fmt: skip
+    of_one = rollouts.sample
+    monkeypatch.setattr(rollouts, "sample", lambda *given: dataclasses.replace(of_one(*given), counts=next(counts)))
+    _, seen = sample_until(differs, state, task)
+    assert {name: seen[name] for name in ("staleness", "max_staleness", "waiting", "in_flight", "duration")} == {
+        "staleness": 0.5, "max_staleness": 3.0, "waiting": 3.0, "in_flight": 2.0, "duration": 3.0,
+    }  # fmt: skip
 
 
 @sabotaged_by("foresight.ops.advantage.differs", lambda f: lambda rewards: ~f(rewards))

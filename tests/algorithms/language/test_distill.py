@@ -56,8 +56,9 @@ def test_each_loss_has_the_gradient_of_its_definition(on_policy, soft, request):
         pytest.skip("this loss does not use that function")
     state, batch = _rollout(on_policy=on_policy, soft=soft)
     before = copy.deepcopy(state)
-    caught, _ = _gradient(state, batch)
+    caught, metrics = _gradient(state, batch)
     student, teacher, tokens = _tables(before, batch)
+    assert metrics["entropy"] == pytest.approx(-(student.exp() * student).sum(-1).mean().item(), rel=1e-4)
     chosen = student.gather(-1, tokens[:, None])[:, 0]
     if soft and on_policy:
         loss = (student.exp() * (student - teacher)).sum(-1).mean()

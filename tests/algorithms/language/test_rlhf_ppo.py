@@ -244,6 +244,20 @@ def test_a_mid_run_state_continues_bit_for_bit():
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.parametrize("name", ["critic", "reward model"])
+def test_a_scorer_with_a_shorter_context_is_named_before_it_reads(name):
+    """Wrong: scores of a text of which the model could not read the beginning, or a traceback."""
+    state, batch = _rollout(steps=1)
+    state.reward_model = copy.deepcopy(state.critic)
+    scorer = state.critic if name == "critic" else state.reward_model
+    scorer.trunk.context = 9
+    task = TextTask("t", [Example(p) for p in PROMPTS], [], lambda e, c: [0.0] * len(c))
+    with pytest.raises(UserError, match=rf"training prompt 1 of 't' .*into the {name}'s context of 9"):
+        next(rlhf_ppo.train(state.config, task, state))
+    with pytest.raises(UserError, match=r"has 1\d tokens, and the critic or reward model .* context of 9"):
+        scorer.scores(batch)
+
+
 def test_more_minibatches_than_prompts_are_refused():
     with pytest.raises(UserError, match="minibatches is 7"):
         _rollout(minibatches=7)

@@ -11,6 +11,7 @@ import torch
 from foresight.algorithms.imitation import vla
 from foresight.algorithms.policy import episode_grpo as grpo
 from foresight.errors import UserError
+from foresight.nets.outputs import Categorical
 from foresight.nets.sequence import vla as networks
 from tests.algorithms.imitation.scenes import FIELDS, SPACES, Pointing, Touching, scene
 from tests.algorithms.small_runs import last
@@ -78,6 +79,25 @@ def test_reward_improves_a_policy_that_points(tmp_path: Path) -> None:
         for state in (grpo.build(config, Touching.spaces), last(grpo, config, Touching(64)))
     )
     assert before < 0.6 and after > before + 0.05
+
+
+def test_a_network_of_ones_own_may_read_single_observations_alone(policy: str) -> None:
+    """It maps observations to a distribution of actions, and has no steps of a sequence."""
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Linear(1, 3)
+
+        def forward(self, obs: dict[str, torch.Tensor]) -> Categorical:
+            return Categorical(self.table(torch.ones(len(obs["image"]), 1)))
+
+    own = Own()
+    state = grpo.build(dataclasses.replace(CONFIG, policy=policy), SPACES)
+    state = dataclasses.replace(state, network=own, optimizer=torch.optim.Adam(own.parameters(), lr=1e-2))
+    before = weights(state).clone()
+    *_, (step, _, after) = grpo.train(state.config, Pointing(16), state)
+    assert step == 64 and not torch.equal(weights(after), before)
 
 
 @pytest.mark.parametrize(("broken", "message"), [("forward", "of acting differ"), ("act", "of evaluation differ")])

@@ -207,6 +207,18 @@ def test_an_action_space_without_a_policy_is_named(name):
         _module(name).build(_config(name), Spaces(gs.Box(0, 1, (2,), np.float32), gs.Text(3)))
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("a2c", {"decay": 1.0}, "decay is a share from 0 to below 1, not 1.0"),
+        ("off_policy_ac", {"replay_ratio": -1}, "replay_ratio must be at least 0, not -1"),
+    ],
+)
+def test_settings_out_of_range_are_named(name, options, message):
+    with pytest.raises(UserError, match=message):
+        _module(name).build(_config(name, **options), choice().spaces)
+
+
 @pytest.mark.parametrize("name", ["a2c", "trpo"])
 def test_normalizers_learn_in_training_only(name):
     state = _last(name, _config(name, normalize_obs=True, normalize_reward=True), choice())
@@ -224,6 +236,7 @@ def test_normalizers_learn_in_training_only(name):
         ("a2c", {}), ("off_policy_ac", {}), ("qac", {}), ("trpo", {}), ("ppg", {"minibatches": 2}),
         ("ppo", {"minibatches": 2}), ("ppo", {"minibatches": 2, "target_kl": 1.0}),
         ("ppo", {"minibatches": 2, "memory": "gru", "memory_size": 4}),
+        ("impala", {"rollouts_per_update": 1, "popart_rate": 0.1}),
     ],
 )  # fmt: skip
 def test_rows_that_only_reset_are_no_experience(name, options, envs):

@@ -159,6 +159,7 @@ MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"minibatches": 65}, "minibatches is 65"),
     ({"epochs": 0}, "epochs must be at least 1"),
+    *(({name: -1.0}, f"{name} must be above 0, not -1.0") for name in ("clip_ratio", "clip_value", "target_kl")),
     ({"precision": "half"}, "Unknown precision 'half'"),
     ({"activation": "tahn"}, "Did you mean 'tanh'"),
 ]

@@ -112,6 +112,7 @@ MISTAKES = [
     ({"batch_size": 0}, "batch_size must be at least 1"),
     ({"gamma": 1.5}, "gamma must be between 0 and 1"),
     ({"entropy_temperature": 0.0}, "entropy_temperature must be above 0"),
+    ({"backbone": "critic"}, "backbone 'critic' has no effect without a memory"),
     ({"replay_size": 10}, "replay_size 10 is too small"),
     ({"memory": "gru", "replay_size": 8 * 33}, "33 steps per environment, but a batch needs more than 33"),
 ]

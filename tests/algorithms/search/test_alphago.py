@@ -164,6 +164,9 @@ def test_another_game_and_senseless_stages_are_refused(trained: ag.State) -> Non
         ag.build(dataclasses.replace(SMALL, steps=99), TTT)
     with pytest.raises(UserError, match="mix must be between"):
         ag.build(dataclasses.replace(SMALL, mix=2.0), TTT)
+    for name in ("reinforce", "regress", "random_moves"):
+        with pytest.raises(UserError, match=f"{name} must be at least 0, not -1"):
+            ag.build(dataclasses.replace(SMALL, steps=1, **{name: -1}), TTT)
 
 
 def test_a_loss_of_nan_reaches_no_weight() -> None:

@@ -187,6 +187,7 @@ def test_a_run_that_becomes_nan_names_the_position_and_keeps_its_checkpoint(tmp_
         ({"simulations": 0}, "simulations must be at least 1"),
         ({"full_share": 0.0}, "full_share must be in"),
         ({"play_simulations": -1}, "must be at least 0"),
+        ({"playout_steps": -1}, "playout_steps must be at least 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], words: str) -> None:

@@ -137,5 +137,10 @@ def test_mistakes_are_named() -> None:
     env = halves()
     with pytest.raises(UserError, match="Unknown image network 'nature'"):
         classifier.build(classifier.Config(images="nature"), env.spaces)
+    for depths in ((), (-1, 2)):
+        with pytest.raises(UserError, match="depths must be at least 1 each"):
+            classifier.build(classifier.Config(images="swin", depths=depths), env.spaces)
+    with pytest.raises(UserError, match="window must be at least 1"):
+        classifier.build(classifier.Config(images="swin", window=0), env.spaces)
     with pytest.raises(UserError, match="patch must be from 1 to 8"):
         classifier.build(classifier.Config(patch=9), env.spaces)

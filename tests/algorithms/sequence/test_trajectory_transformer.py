@@ -182,6 +182,7 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"horizon": 2}, r"context 1 and horizon 2 are more than the window of 2 .*--window 3"),
         ({"binning": "tiles"}, "Unknown binning 'tiles'"),
         ({"bins": 1}, "bins must be at least 2"),
+        ({"top_p": 0.0}, "top_p must be more than 0"),
     ):
         with pytest.raises(UserError, match=message):
             tt.build(dataclasses.replace(CONFIG, **fields), SPACES)

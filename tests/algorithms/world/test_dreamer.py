@@ -179,6 +179,8 @@ MISTAKES = [
     ({"train_ratio": 0.0}, "train_ratio must be above 0, not 0.0"),
     ({"train_ratio": -1.0}, "train_ratio must be above 0, not -1.0"),
     ({"imagined_last": 5}, "imagined_last 5 is more than sequence_length 4"),
+    ({"imagined_last": 1}, "Set imagined_last to at least 2, or to 0"),
+    ({"unimix": 1.0}, "unimix is a share from 0 to below 1"),
     ({"blocks": 5}, "deter 32 is no multiple of blocks 5"),
     ({"replay_size": 32}, "replay_size 32 is too small"),
 ]

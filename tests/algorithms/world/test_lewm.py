@@ -157,6 +157,7 @@ def test_spaces_that_are_not_supported_are_named() -> None:
         (gs.Dict({"image": image, "goal": vector}), box, "of equal shape"),
         (gs.Dict({"image": vector, "goal": vector}), box, "reads images"),
         (gs.Dict({"image": image, "goal": image}), gs.Discrete(3), "a bounded Box"),
+        (gs.Dict({"image": image, "goal": image}), gs.Box(0, np.array([1, 0], np.float32)), "equal bounds"),
     ):
         with pytest.raises(UserError, match=message):
             lewm.build(LEWM, Spaces(obs, action))

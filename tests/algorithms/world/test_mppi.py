@@ -72,6 +72,8 @@ def test_mistakes_are_named() -> None:
     for field, value in {"horizon": 0, "elites": 51, "initial_std": 0.0, "iterations": 0, "temperature": -1.0}.items():
         with pytest.raises(UserError, match=field):
             mppi.build(dataclasses.replace(SMALL, **{field: value}), env.spaces)
+    with pytest.raises(UserError, match="temperature must be finite"):
+        mppi.build(dataclasses.replace(SMALL, temperature=float("inf")), env.spaces)
     with pytest.raises(UserError, match="bounded Box"):
         mppi.build(SMALL, Integrator(space=gs.Discrete(2)).spaces)
     with pytest.raises(UserError, match="no simulator"):

@@ -114,6 +114,9 @@ def test_mistakes_are_named() -> None:
     }.items():
         with pytest.raises(UserError, match=field):
             planet.build(dataclasses.replace(SMALL, **{field: value}), env.spaces)
+    flat = gs.Box(np.array([-1, 0], np.float32), np.array([1, 0], np.float32))
+    with pytest.raises(UserError, match="equal bounds"):
+        planet.build(SMALL, Integrator(space=flat).spaces)
     with pytest.raises(UserError, match="bounded Box"):
         planet.build(SMALL, Integrator(space=gs.Discrete(2)).spaces)
     with pytest.raises(UserError, match="num_envs"):

@@ -142,7 +142,10 @@ def test_what_is_imagined_after_a_termination_has_no_weight() -> None:
     state.agent_optimizer.state.clear()  # no momentum
     before = copy.deepcopy(state.actor.state_dict())
     found = state.model.observe(state.model.initial(32), contexts.obs, contexts.action, contexts.cut, state.generator)
-    storm.update_agent(state, found, contexts.replace(cut=torch.ones_like(contexts.cut)), over)
+    ended = contexts.replace(cut=torch.ones_like(contexts.cut))
+    storm.update_agent(state, found, ended, over)
+    # nor where the row before is not in the sequence, so that it is not known how the episode ended
+    storm.update_agent(state, found, ended, over._replace(known=torch.zeros_like(over.known)))
     assert all(torch.equal(before[name], value) for name, value in state.actor.state_dict().items())
 
 

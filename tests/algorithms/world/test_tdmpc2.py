@@ -197,6 +197,10 @@ MISTAKES = [
     ({"latent_size": 20}, "latent_size must be a multiple of simnorm_dim, 8, not 20"),
     ({"proposals": 24}, "proposals must be below candidates, 24, not 24"),
     ({"elites": 25}, "elites is 25, but there are only 24 candidates"),
+    ({"encoder_lr_scale": -1.0}, "encoder_lr_scale must be at least 0"),
+    ({"min_std": 3.0}, "max_std must be above 0 and at least min_std, 3.0, not 2.0"),
+    ({"max_std": -1.0, "min_std": 0.0}, "max_std must be above 0"),
+    ({"temperature": float("inf")}, "temperature must be finite"),
     ({"episodic": False}, "This environment terminated, but episodic is false.*--episodic"),
 ]
 

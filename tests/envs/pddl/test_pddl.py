@@ -117,6 +117,14 @@ def test_equality_is_not_among_the_facts_that_others_get():
     assert "=" not in genplan.abbreviated(problem) and "('free', 'u')" in genplan.instruction(problem)
 
 
+def test_a_conjunction_may_be_nested_thousands_deep():
+    flat, deep = (
+        f"(define (problem q) (:domain d) (:objects o - a) (:init (p o)) (:goal {before}(p o){after}))"
+        for before, after in (("", ""), (3_000 * "(and ", 3_000 * ")"))
+    )
+    assert problem_from(deep, domain_from(DOMAIN)).goal == problem_from(flat, domain_from(DOMAIN)).goal
+
+
 def test_a_goal_may_use_equality():
     text = "(define (problem z) (:domain d) (:objects o1 - a o2 - b) (:init (p o1)) (:goal (and (q o1 o2) (= o1 o1))))"
     problem = problem_from(text, domain_from(DOMAIN))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -27,7 +28,18 @@ def test_the_schedule_is_the_published_one() -> None:
 
 def test_levels_end_with_the_first() -> None:
     assert diffusion.levels(100, 10) == [91, 81, 71, 61, 51, 41, 31, 21, 11, 1]
-    assert diffusion.levels(4, 4) == [4, 3, 2, 1] and diffusion.levels(5, 2) == [3, 1] and diffusion.levels(3, 1) == [1]
+    assert diffusion.levels(4, 4) == [4, 3, 2, 1] and diffusion.levels(5, 2) == [3, 1]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 100])
+def test_the_first_level_is_almost_pure_noise(steps: int) -> None:
+    """Denoising begins with pure noise, so also where the levels are no multiple of those that are visited."""
+    for used in range(1, steps + 1):
+        found = diffusion.levels(steps, used)
+        assert len(found) == used and found[0] > steps - steps / used and (found[-1] == 1 or used == 1)
+        gaps = {a - b for a, b in itertools.pairwise(found)}
+        assert not gaps or (max(gaps) - min(gaps) <= 1 and min(gaps) >= 1)
+    assert diffusion.levels(steps, 1) == [steps]
 
 
 @sabotaged_by("foresight.ops.generative.diffusion.add_noise", scaled(1.1))

@@ -11,8 +11,14 @@ from foresight.planning.generation import decoding
 from foresight.planning.generation.prefix_cache import PrefixCache
 from foresight.planning.reasoning import methods
 from foresight.planning.reasoning.mind import Mind
-from tests import tiny_language
-from tests.sabotage import change, off_by_one, sabotaged_by, scaled
+from tests import architectures, tiny_language
+from tests.sabotage import change, sabotaged_by, scaled
+
+
+def swapped(original):
+    """Values for keys. Rows in another order would change nothing: attention is a sum over them."""
+    return lambda *given: original(*given)[::-1]
+
 
 PROMPTS = [[3, 4, 5, 6, 7], [3, 4, 9], [3, 4, 5, 8]]
 
@@ -40,7 +46,7 @@ def _continued(batch, group: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("group", [1, 3])
-@sabotaged_by("foresight.planning.generation.prefix_cache.PrefixCache.read", scaled(0.9), off_by_one)
+@sabotaged_by("foresight.planning.generation.prefix_cache.PrefixCache.read", scaled(0.9), swapped)
 @sabotaged_by("foresight.planning.generation.prefix_cache.PrefixCache.add", change("row", lambda row: 0))
 def test_a_kept_prefix_is_not_read_again_and_changes_nothing(monkeypatch, group):
     """The same uniform numbers give the same tokens, with rows of other slots, lengths and groups in between."""
@@ -58,6 +64,18 @@ def test_a_kept_prefix_is_not_read_again_and_changes_nothing(monkeypatch, group)
         if turn == 1:  # one token of each continued prefix, and what no request has read
             assert sum(read[begin:]) < 0.5 * sum(map(len, prompts))
         prompts = _continued(again, several) if turn == 0 else prompts
+    assert kept.used > 0
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma4_text"])
+def test_keys_and_values_may_have_other_sizes_and_so_may_layers(name):
+    model, kept = LanguageModel(architectures.model(name), tiny_language.model().tokenizer), PrefixCache()
+    assert model.capabilities.shared
+    fresh = decoding.generate(model, PROMPTS, 2, 4, 1.0, torch.Generator().manual_seed(0))
+    for _ in range(2):
+        again = decoding.generate(model, PROMPTS, 2, 4, 1.0, torch.Generator().manual_seed(0), kept=kept)
+        assert torch.equal(fresh.completion, again.completion)
+        torch.testing.assert_close(fresh.logprob, again.logprob, atol=1e-5, rtol=0)
     assert kept.used > 0
 
 

@@ -184,6 +184,21 @@ def test_deep_think_without_tokens_for_a_revision_votes():
     assert answer.text == "42" and answer.candidates == (("42", 2.0), ("41", 1.0))
 
 
+def test_deep_think_approves_nothing_that_was_not_read():
+    """The budget pays for two answers, two critiques, one revision and its critique."""
+    answers = iter(["41", "40", "42"])
+
+    def chat(text, draw):
+        return "wrong " * 5 if "Find the first mistake" in text else next(answers)
+
+    mind = Mind(Scripted(chat, chat=True), 30)
+    task = make("addition", held_out=4)
+    answer = methods.run("deep_think", mind, task, FEW[:1], budget=101, n=2, rounds=2)[0].answer
+    critiques = [node.text for node in answer.tree.nodes if node.kind == "critique"]
+    assert len(critiques) == 3 and all(text.startswith("wrong") for text in critiques)
+    assert answer.candidates == (("42", 1.0), ("40", 1.0))  # a plain vote: neither was found right
+
+
 def test_a_model_values_its_own_thoughts_in_three_words():
     def chat(text, draw):
         return "sure" if "7" in text.partition("steps so far:")[2].partition("Can the")[0] else "impossible"
@@ -321,6 +336,14 @@ def test_a_graph_merges_every_part_of_an_odd_number(length):
         ("beam", {"aggregate": "mean"}, "Unknown aggregate 'mean'"),
         ("beam", {"read": "first"}, "Unknown reading 'first'"),
         ("beam", {"n": 0}, "must be at least 1"),
+        ("beam", {"steps": 0}, "steps 0: all must be at least 1"),
+        ("dvts", {"steps": -1}, "steps -1: all must be at least 1"),
+        *(
+            (name, {"step_tokens": 0}, "'step_tokens' of .* must be at least 1")
+            for name in ("beam", "dvts", "tree_of_thoughts", "puct")
+        ),
+        ("self_consistency", {"temperature": "hot"}, "'temperature' of self_consistency must be float, not 'hot'"),
+        ("best_of_n", {"temperature": -1.0}, "'temperature' of best_of_n must be at least 0"),
         ("self_consistency", {"n": 0}, "n is 0: it must be at least 1"),
         ("best_of_n", {"n": -1}, "n is -1: it must be at least 1"),
         ("self_consistency", {"early": 95.0}, "early is 95.0: it must be a probability"),

@@ -85,6 +85,10 @@ def test_a_recorded_dialogue_is_replayed_and_another_question_is_refused(tmp_pat
     assert again.messages == made.messages and again.program == made.program
     with pytest.raises(UserError, match="was recorded with other questions, from message 1 on"):
         genplan.write(genplan.recorded(file), *genplan.problems("ferry", 1)[:3])
+    for text in ("{}", "3", "[1]"):
+        file.write_text(text)
+        with pytest.raises(UserError, match="must be a list of messages"):
+            genplan.recorded(file)
 
 
 def test_any_server_with_the_chat_api_answers():

@@ -87,6 +87,7 @@ def test_a_dropout_of_all_or_less_than_none_is_refused(value: float) -> None:
         ({"given": {"learning_starts": -1}}, "learning_starts must be at least 0, not -1."),
         ({"given": {"hidden": (64, 0)}}, "hidden must have widths of at least 1, not 64 0."),
         ({"given": {"max_grad_norm": -1.0}}, "max_grad_norm must be more than 0, not -1.0; inf clips no gradient."),
+        ({"given": {"adam_epsilon": 0.0}}, "adam_epsilon must be more than 0, not 0.0."),
         ({"given": {"tau": 0.0}}, "tau must be more than 0 and at most 1, not 0.0."),
         (
             {"given": {"learning_starts": 300, "steps": 200}},
@@ -101,6 +102,31 @@ def test_settings_that_no_run_can_have_are_refused(options: dict[str, Any], repo
     with pytest.raises(UserError) as caught:
         resolve.resolve("dqn", env="CartPole-v1", **options)
     assert str(caught.value) == reported
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "given", "reported"),
+    [
+        ("storm", "CartPole-v1", {"agent_max_grad_norm": -1.0}, "agent_max_grad_norm must be more than 0, not -1.0"),
+        ("behavior_cloning", "CartPole-v1", {"weight_decay": -1.0}, "weight_decay must be at least 0, not -1.0"),
+        ("planet", "Pendulum-v1", {"adam_eps": 0.0}, "adam_eps must be more than 0, not 0.0"),
+    ],
+)
+def test_settings_of_optimizers_are_checked(algorithm: str, env: str, given: dict[str, float], reported: str) -> None:
+    with pytest.raises(UserError, match=reported):
+        resolve.resolve(algorithm, env=env, given=given)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "reported"),
+    [
+        ("grpo", {"kl_coef": -0.1}, "kl_coef must be at least 0, not -0.1"),
+        ("rlhf_ppo", {"clip_reward": -1.0}, "clip_reward must be more than 0, not -1.0"),
+    ],
+)
+def test_coefficients_of_rewards_are_checked(algorithm: str, given: dict[str, float], reported: str) -> None:
+    with pytest.raises(UserError, match=reported):
+        resolve.resolve(algorithm, task="addition", given=given)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.5])
