@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class UserError(ValueError):
@@ -34,6 +34,12 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
 def resume_command(path: object) -> str:
     """The command that continues the run in `path`, for messages: a path with spaces is quoted."""
     return f"foresight resume {shlex.quote(str(path))}"
+
+
+def options(name: str, given: Mapping[str, object], error: Exception) -> UserError:
+    """The error for an environment that cannot be made with the options `given`."""
+    written = ", ".join(f"{key}={value}" for key, value in given.items())
+    return UserError(f"Environment '{name}' does not take these options: {written} ({type(error).__name__}: {error}).")
 
 
 def at_least(least: float, config: object, *names: str) -> None:

@@ -266,6 +266,7 @@ def _planners(out: str, prompts: int | None, env_options: tuple[str, ...]) -> in
     """Write hand-written planners in the names of the task's training prompts, as demonstrations."""
     from foresight.envs.make import make
     from foresight.envs.text import planners
+    from foresight.runtime.checkpoints import checkpoint
 
     path = Path(out)
     if path.exists():
@@ -276,7 +277,7 @@ def _planners(out: str, prompts: int | None, env_options: tuple[str, ...]) -> in
     rows = [{"prompt": one.prompt, "completion": planners.demonstration(one)} for one in examples]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        checkpoint.write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror}. Choose another --out.") from error
     screen.stdout().print(f"{len(rows)} planners: {path}", markup=False, soft_wrap=True)

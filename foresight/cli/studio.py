@@ -53,7 +53,7 @@ def studio(
     hosts = app.LOCAL if token is None else None
     taken = serve.listen(host, port)
     address = serve.address(host, taken.getsockname()[1], token)
-    screen.stdout().print(f"The studio is at {address}\nStop it with Ctrl-C.", markup=False, soft_wrap=True)
     page = app.create(folders, hosts=hosts, token=token, control=control, model=model)
+    screen.stdout().print(f"The studio is at {address}\nStop it with Ctrl-C.", markup=False, soft_wrap=True)
     serve.run(page, taken, address if browser else None)
     return 0

@@ -167,6 +167,8 @@ def _task(model: str, task: str | None, given: tuple[str, ...]) -> tuple[str, di
     own: dict[str, Any] = {}
     if ((found := run.find(model)) / "config.yaml").is_file():
         settings = Settings.read(found)
+        if settings.kind != "text":
+            raise UserError(f"{model} has no language model: it is a run of {settings.algorithm}.")
         own = dict(settings.env_options) if task in (None, settings.env) else {}
         task = task or settings.env
     if task is None:

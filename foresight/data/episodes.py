@@ -7,19 +7,21 @@ spaces, and `data/N/*.parquet` with the T + 1 rows of episode N, whose last one 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces as gs
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.data import trees
@@ -197,6 +199,42 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> Episode
     return join([_episode(folder / str(i), kind, obs, action) for i in range(count)])
 
 
+def require_values(found: Episodes, obs: gs.Space[Any], action: gs.Space[Any], path: str | Path) -> None:
+    """Raise UserError, naming the row, for a number that is not finite or a choice that its space does not have."""
+    acted = torch.zeros(len(found.reward), dtype=torch.bool)
+    acted[found.rows] = True  # action and reward of the last row of an episode stand for nothing
+    parts: dict[str, tuple[Tensor, gs.Space[Any] | None]] = {
+        "action": (found.action, action),
+        "reward": (found.reward, None),
+    }
+    if isinstance(obs, gs.Dict):
+        parts |= {f"observation '{name}'": (found.obs[name], part) for name, part in obs.spaces.items()}
+    else:
+        parts["observation"] = found.obs, obs
+    for name, (values, space) in parts.items():
+        wrong = _outside(values, space) & (acted if name in ("action", "reward") else True)
+        if wrong.any():
+            row = int(wrong.nonzero()[0, 0])
+            number = int((found.first <= row).sum()) - 1
+            why = "not finite" if values.is_floating_point() else f"not in {space}"
+            raise UserError(
+                f"{path}, episode {number}, row {row - int(found.first[number])}: the {name} is "
+                f"{values[row].tolist()}, which is {why}. Write the data again without it."
+            )
+
+
+def _outside(values: Tensor, space: gs.Space[Any] | None) -> Tensor:
+    """Which rows `[R]` hold a number that is not finite, or a choice that `space` does not have."""
+    if values.is_floating_point():
+        return ~values.flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.isfinite()
+    if isinstance(space, gs.Discrete):
+        return (values < int(space.start)) | (values >= int(space.start) + int(space.n))
+    if isinstance(space, gs.MultiDiscrete):
+        low, count = torch.as_tensor(space.start), torch.as_tensor(space.nvec)
+        return ((values < low) | (values >= low + count)).flatten(1).any(1)
+    return torch.zeros(len(values), dtype=torch.bool)
+
+
 def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[Path, str, int]:
     """Where the episodes in `path` are, their format and count. Raises UserError unless they have these spaces."""
     folder = Path(path).expanduser()
@@ -218,13 +256,20 @@ def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[
     check_spaces(obs, action)
     for name, space in (("observation_space", obs), ("action_space", action)):
         found = metadata.get(name)
-        if found is not None and _shape(json.loads(found)) != _shape(json.loads(describe(space))):
+        try:
+            differs = found is not None and _shape(json.loads(found)) != _shape(json.loads(describe(space)))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise incomplete(path) from error
+        if differs:
             raise UserError(
-                f"The {name} of {path} is {found[:200]}, but the environment's is {space}. Use its own data."
+                f"The {name} of {path} is {str(found)[:200]}, but the environment's is {space}. Use its own data."
             )
-    if not metadata.get("total_episodes"):
+    count = metadata.get("total_episodes", 0)
+    if not isinstance(count, int) or count < 0:
+        raise incomplete(path)
+    if not count:
         raise UserError(f"{path} holds no episode.")
-    return folder, kind, int(metadata["total_episodes"])
+    return folder, kind, count
 
 
 def document(file: Path, path: str | Path) -> dict[str, Any]:
@@ -326,12 +371,30 @@ def _tensor(column: Any, space: gs.Space[Any]) -> Tree:
     if isinstance(space, gs.Dict):
         return {name: _tensor(column.field(name), part) for name, part in space.items()}
     kind, form = np.dtype(space.dtype), importlib.import_module("pyarrow").types
-    if form.is_binary(column.type):
-        values = _pictures(column)
-    else:  # lists also where the space is one number
-        values = (column if form.is_primitive(column.type) else column.flatten()).to_numpy(zero_copy_only=False)
-    wanted = torch.float32 if kind.kind == "f" else torch.uint8 if kind == np.uint8 else torch.int64
-    return torch.tensor(values, dtype=wanted).view(len(column), *(space.shape or ()))
+    with fitting(space):
+        if form.is_binary(column.type):
+            values = _pictures(column)
+        else:  # lists also where the space is one number
+            values = (column if form.is_primitive(column.type) else column.flatten()).to_numpy(zero_copy_only=False)
+        wanted = torch.float32 if kind.kind == "f" else torch.uint8 if kind == np.uint8 else torch.int64
+        if not wanted.is_floating_point:
+            whole(values)
+        return torch.tensor(values, dtype=wanted).view(len(column), *(space.shape or ()))
+
+
+@contextlib.contextmanager
+def fitting(space: gs.Space[Any]) -> Iterator[None]:
+    """Errors of values that are turned into a tensor for `space` as a UserError."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, AttributeError, KeyError) as error:
+        raise UserError(f"The data do not fit {space}: {error}. Write them again with this environment.") from error
+
+
+def whole(values: NDArray[Any]) -> None:
+    """Raise ValueError for numbers that are not whole, which a cast would round."""
+    if values.dtype.kind == "f" and (values != np.floor(values)).any():
+        raise ValueError("there are numbers that are not whole")
 
 
 def _pictures(column: Any) -> np.ndarray:

@@ -117,6 +117,8 @@ def _table(path: str, text: str) -> list[dict[str, Any]]:
         names, *fields = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     except (csv.Error, ValueError) as error:
         raise UserError(f"{path} is not a table with a header line: {error}.") from error
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UserError(f"{path} has several columns named '{twice[0]}': give each its own name.")
     for number, row in enumerate(fields, 1):
         if row and len(row) != len(names):
             raise UserError(
@@ -358,6 +360,8 @@ def _message(message: object, place: str) -> Message:
         raise UserError(f"{place}: a message is {{'role': ..., 'content': text}}, but one is {str(message)[:60]!r}.")
     known = {key: value for key, value in message.items() if value is not None}  # tables fill missing fields with None
     if known.get("tool_calls"):
+        if not isinstance(known["tool_calls"], list):
+            raise UserError(f"{place}: tool_calls is a list of calls, not {str(known['tool_calls'])[:60]!r}.")
         known["tool_calls"] = [_call(call, place) for call in known["tool_calls"]]
         known.setdefault("content", "")
     if isinstance(parts := known.get("content"), list) and all(_is_text(part) for part in parts):
@@ -374,7 +378,7 @@ def _is_text(part: object) -> bool:
 def _sharegpt_message(message: Message, place: str) -> Message:
     """A message of ShareGPT, `{"from", "value"}`, with a role and a content."""
     speaker, value = message["from"], message.get("value")
-    if speaker not in SPEAKERS:
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
         raise UserError(f"{place}: a message is from {speaker!r}. ShareGPT's speakers are: {', '.join(SPEAKERS)}.")
     if speaker != "function_call":
         return {"role": SPEAKERS[speaker], "content": value}

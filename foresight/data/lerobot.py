@@ -23,7 +23,7 @@ from gymnasium import spaces as gs
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresight.data.episodes import Episodes, document, incomplete
+from foresight.data.episodes import Episodes, document, fitting, incomplete, whole
 from foresight.data.text import encoded
 from foresight.data.trajectory import Tree, tree_map
 from foresight.errors import UserError, unknown
@@ -110,12 +110,14 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[E
     table = _table(files, path, columns)
     owner = torch.from_numpy(table["episode_index"].to_numpy().astype(np.int64))
     length = torch.unique_consecutive(owner, return_counts=True)[1]
+    if len(length) != info["total_episodes"] or len(owner.unique()) != len(length):
+        raise incomplete(path)  # a file is missing, or the rows of an episode are not together
     last = torch.zeros(len(owner), dtype=torch.bool)
     last[length.cumsum(0) - 1] = True
     again = torch.arange(len(owner)).repeat_interleave(1 + last.long())  # the last row of an episode comes twice
     padding = torch.zeros(len(again), dtype=torch.bool)
     padding[(length + 1).cumsum(0) - 1] = True
-    seen = tree_map(lambda x: x[again], _seen(folder, info, table, length, obs))
+    seen = tree_map(lambda x: x[again], _seen(folder, info, table, owner[last], length, obs))
     act = _values(table[ACTION], action)[again]
     reward = torch.zeros(len(owner))
     if REWARD in features:
@@ -136,9 +138,12 @@ def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> dict[s
             f"{path} is a LeRobotDataset {version}; {VERSION} is read. LeRobot converts it: "
             "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id NAME"
         )
-    if not isinstance(info.get("features"), dict) or not isinstance(info.get("fps"), int | float):
+    features = info.get("features")
+    if not isinstance(features, dict) or not all(isinstance(one, dict) for one in features.values()):
         raise incomplete(path)
-    _check(path, info["features"], obs, action)
+    if not isinstance(info.get("fps"), int | float):
+        raise incomplete(path)
+    _check(path, features, obs, action)
     return info
 
 
@@ -264,8 +269,8 @@ def _cameras(obs: gs.Space[Any]) -> list[str]:
     return [name for name, part in parts if part.dtype == np.uint8 and name != MISSION]
 
 
-def _seen(folder: Path, info: Mapping[str, Any], table: Any, length: Tensor, obs: gs.Space[Any]) -> Tree:
-    """The observations of all S rows `[S, ...]`, of which `length` `[N]` belong to each episode."""
+def _seen(folder: Path, info: Mapping[str, Any], table: Any, owner: Tensor, length: Tensor, obs: gs.Space[Any]) -> Tree:
+    """The observations of all S rows `[S, ...]`, of which `length` `[N]` belong to each episode, `owner` `[N]`."""
     if not isinstance(obs, gs.Dict):
         return _values(table[STATE], obs)
     found = {}
@@ -284,17 +289,20 @@ def _seen(folder: Path, info: Mapping[str, Any], table: Any, length: Tensor, obs
         files = sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
         places = _table(files, folder)
         for name in cameras:
-            found[name] = _frames(folder, info, CAMERA + name, places, length)
+            found[name] = _frames(folder, info, CAMERA + name, places, owner, length)
     return {name: found[name] for name in obs.spaces}
 
 
-def _frames(folder: Path, info: Mapping[str, Any], key: str, places: Any, length: Tensor) -> Tensor:
+def _frames(folder: Path, info: Mapping[str, Any], key: str, places: Any, owner: Tensor, length: Tensor) -> Tensor:
     """The frames `[S, H, W, 3]` of a camera, of the episodes at `places`. Raises UserError if one is not there."""
+    row_of = {number: row for row, number in enumerate(places["episode_index"].to_pylist())}
     first = (length.cumsum(0) - length).tolist()
     wanted: dict[Path, dict[int, int]] = {}  # the row of each frame of each file
-    for i, count in enumerate(length.tolist()):
-        where = {part: places[f"videos/{key}/{part}"][i].as_py() for part in ("chunk_index", "file_index")}
-        begin = round(places[f"videos/{key}/from_timestamp"][i].as_py() * info["fps"])
+    for i, (number, count) in enumerate(zip(owner.tolist(), length.tolist(), strict=True)):
+        if (place := row_of.get(number)) is None:
+            raise incomplete(folder)
+        where = {part: places[f"videos/{key}/{part}"][place].as_py() for part in ("chunk_index", "file_index")}
+        begin = round(places[f"videos/{key}/from_timestamp"][place].as_py() * info["fps"])
         rows = wanted.setdefault(folder / info["video_path"].format(video_key=key, **where), {})
         rows |= {begin + t: first[i] + t for t in range(count)}
     shape = tuple(info["features"][key]["shape"])
@@ -332,8 +340,12 @@ def _values(column: Any, space: gs.Space[Any]) -> Tensor:
     while "list" in str(flat.type):  # one list in another for each dim
         flat = flat.flatten()
     floats = np.dtype(space.dtype).kind == "f"
-    values = torch.tensor(flat.to_numpy(zero_copy_only=False), dtype=torch.float32 if floats else torch.int64)
-    return values.view(len(column), *(space.shape or ()))
+    with fitting(space):
+        found = flat.to_numpy(zero_copy_only=False)
+        values = torch.tensor(found, dtype=torch.float32 if floats else torch.int64)
+        if not floats:
+            whole(found)
+        return values.view(len(column), *(space.shape or ()))
 
 
 def _column(pyarrow: Any, values: NDArray[Any]) -> Any:

@@ -146,7 +146,16 @@ def _fit(obs: Any, space: gymnasium.Space[Any], name: str) -> tuple[Tensor, bool
     """A batched tensor in the dtype of the environment's observations, and whether `obs` was a single one."""
     from foresight.envs.control.vector import tensor
 
-    value = tensor(obs.detach().cpu().numpy() if isinstance(obs, Tensor) else np.asarray(obs), copy=True)
+    array = obs.detach().cpu().numpy() if isinstance(obs, Tensor) else np.asarray(obs)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{name} must be numbers, not {repr(obs)[:80]}.")
+    if not np.isfinite(array).all():
+        raise UserError(f"{name} has a number that is not finite.")
+    if isinstance(space, gymnasium.spaces.Discrete):
+        last = int(space.start + space.n) - 1
+        if (array != np.floor(array)).any() or (array < space.start).any() or (array > last).any():
+            raise UserError(f"{name} must be a whole number from {space.start} to {last}, not {repr(obs)[:80]}.")
+    value = tensor(array, copy=True)
     shape = tuple(space.shape or ())
     if np.dtype(space.dtype).kind == "f":
         value = value.to(torch.float32)

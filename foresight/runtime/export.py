@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numba
 import torch
 from torch import Tensor, nn
 
@@ -259,7 +260,7 @@ def _traced(policy: Exported, inputs: tuple[Tensor, ...]) -> Any:
                 if not all(torch.allclose(a, b, 1e-4, 1e-5) for a, b in zip(expected, found, strict=True)):
                     return None
                 held = expected[1:]
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, numba.core.errors.NumbaError):  # the last: a compiled loop is given no numbers
         return None
     return traced
 

@@ -93,6 +93,7 @@ class Session:
         self.baseline: Evaluation | None = None
         self.best = -math.inf
         self.evaluated: tuple[int, Evaluation] | None = None  # the newest evaluation and its step
+        self.restored_best = False  # whether the State that was restored was the best when it was saved
         self.pending = False  # whether the State is to be evaluated before the next step
 
     def run(self) -> None:

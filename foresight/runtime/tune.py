@@ -14,6 +14,7 @@ import yaml
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog, kinds, lock, run
+from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.config import config_fields, resolve, settings
 from foresight.runtime.evaluation import evaluate
 from foresight.training.options import field_types
@@ -125,12 +126,13 @@ def tune(
         )  # fmt: skip
         _require_budget(study, path, resolved.config.get("steps"))
         _require_ranges(study, path, space)
-        ended = [trial for trial in study.trials if trial.state.is_finished()]
+        _require_seed(study, path, seed)
         # A continued search samples other values.
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
         for trial in study.trials:  # those interrupted by a kill
             if not trial.state.is_finished():
                 study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        ended = [trial for trial in study.trials if trial.state.is_finished()]
 
         def objective(trial: Any) -> float:
             given = {field: choice.suggest(trial, field) for field, choice in space.items()}
@@ -166,12 +168,13 @@ def tune(
             reason = reasons[-1] if reasons else "see the study"
             raise UserError(f"None of {len(study.trials)} trials succeeded. The last one failed with: {reason}")
         best = study.best_trial
-        values = {field: _plain(space.get(field), value) for field, value in best.params.items()}
+        values = {field: _plain(best.distributions[field], value) for field, value in best.params.items()}
         command = shlex.join(
             ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
             + ([] if resolved.preset else [f"--{kinds.get(resolved.kind).option}", resolved.env])
             + [part for field, value in values.items() for part in config_fields.option(field, value)]
             + ([] if steps is None else config_fields.option("steps", steps))
+            + (config_fields.option("seed", seed) if "seed" in resolved.config else [])
         )
         mean = float(best.user_attrs.get("mean", best.value or 0.0))
         found = TuneResult(path, len(study.trials), len(complete), mean, values, command)
@@ -197,6 +200,17 @@ def _require_budget(study: Any, path: Path, budget: int | None) -> None:
             f"Continue with --steps {before}, or start another search with --out."
         )
     study.set_user_attr("steps", budget)
+
+
+def _require_seed(study: Any, path: Path, seed: int) -> None:
+    """Raise UserError if the earlier trials had another seed: they share one, so that they are comparable."""
+    before = study.user_attrs.get("seed", seed)
+    if before != seed:
+        raise UserError(
+            f"The trials in {path} have the seed {before}, and those of {seed} cannot be compared with them. Continue "
+            f"with --seed {before}, or start another search with --out."
+        )
+    study.set_user_attr("seed", seed)
 
 
 def _require_ranges(study: Any, path: Path, space: Mapping[str, Range]) -> None:
@@ -306,8 +320,9 @@ def _record_failure(objective: Callable[[Any], float]) -> Callable[[Any], float]
     return recorded
 
 
-def _plain(choice: Range | None, value: Any) -> Any:
-    return json.loads(value) if choice is not None and choice.choices else value
+def _plain(distribution: Any, value: Any) -> Any:
+    """A value of a trial, whose own search may have had other fields: choices are kept as JSON."""
+    return json.loads(value) if hasattr(distribution, "choices") else value
 
 
 def _format(fields: Mapping[str, Any]) -> str:
@@ -323,4 +338,4 @@ def _write(found: TuneResult, resolved: settings.Settings, number: int, steps: i
         f"foresight tune: the best of {found.complete} complete trials (number {number}), {found.value:.6g}"
     )
     text = yaml.safe_dump({f"{resolved.preset or resolved.env}-tuned": preset}, sort_keys=False, allow_unicode=True)
-    (found.path / BEST).write_text(f"# {found.command}\n{text}", encoding="utf-8")
+    checkpoint.write_atomic(found.path / BEST, f"# {found.command}\n{text}")

@@ -80,7 +80,7 @@ class Columns:
         for row in _parsed(lines):
             index = len(self.steps)
             self.steps.append(float(row["step"]))
-            self.seconds.append(float(row.get("seconds", 0.0)))
+            self.seconds.append(_number(row.get("seconds")))
             numbers = {}
             for name, value in row.items():
                 if name in ("step", "seconds") or isinstance(value, bool) or not isinstance(value, int | float):
@@ -373,7 +373,7 @@ def _facts(run: Path) -> dict[str, Any] | None:
         "baseline": summary.get("baseline"),
         "unhealthy": warnings,
         "state": "finished" if summary else "unfinished",
-        "interval": float(last.get("seconds", 0.0)) - float(before.get("seconds", 0.0)) if before else 0.0,
+        "interval": _number(last.get("seconds")) - _number(before.get("seconds")) if before else 0.0,
         "changed": max(stamp(run / log.METRICS), stamp(run / "config.yaml"), stamp(run / "summary.json")),
     }
 
@@ -381,7 +381,7 @@ def _facts(run: Path) -> dict[str, Any] | None:
 def _summary(run: Path, step: int) -> dict[str, Any]:
     """The summary of a run; none while it continues after its end, as after `foresight resume RUN --steps N`."""
     summary = read_json(run / "summary.json")
-    return {} if step > summary.get("steps", step) else summary
+    return {} if step > _number(summary.get("steps"), step) else summary
 
 
 def _last_rows(file: Path, count: int) -> list[dict[str, Any]]:
@@ -475,6 +475,11 @@ def stamp(file: Path) -> float:
         return file.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _number(value: object, otherwise: float = 0.0) -> float:
+    """A number of a file that may hold anything."""
+    return float(value) if _is_number(value) else otherwise  # type: ignore[arg-type]  # checked
 
 
 def _is_number(value: object) -> bool:

@@ -37,6 +37,7 @@ def read(data: Sequence[str], obs: gs.Space[Any], action: gs.Space[Any], parts: 
             part, speeds[path] = lerobot.read(path, obs, action)
         else:
             part = episodes.read(path, obs, action)
+        episodes.require_values(part, obs, action, path)
         found.append(part)
     if len(set(speeds.values())) > 1:
         named = ", ".join(f"{path} {fps:g}" for path, fps in speeds.items())

@@ -174,7 +174,11 @@ export const api = {
     if (search) rows = rows.filter((row) => JSON.stringify(row).toLowerCase().includes(search));
     const sign = parts.sort === "best" ? -1 : 1;
     if (parts.sort === "team") rows = [...rows].sort((a, b) => (b.members ?? 0) - (a.members ?? 0));
-    else if (parts.sort !== "step") rows = [...rows].sort((a, b) => sign * ((a.reward ?? 0) - (b.reward ?? 0)));
+    else if (parts.sort !== "step") {
+      // Unscored answers, whose reward is the text "NaN" or nothing, are the last in both orders, as on the server.
+      const score = (row: Sample) => (typeof (row.reward as unknown) === "number" ? sign * row.reward! : Infinity);
+      rows = [...rows].sort((a, b) => (score(a) === score(b) ? 0 : score(a) - score(b)));
+    }
     return { ...all, total: rows.length, rows: rows.slice(parts.start ?? 0, (parts.start ?? 0) + 50) };
   },
   file: (run: string, name: string) =>

@@ -298,7 +298,11 @@ function Compare(props: { run: string; first: number; last: number; held_out: bo
   const old = new Map(before.rows.map((row) => [row.prompt, row]));
   const pairs = after.rows.filter((row) => old.has(row.prompt)).map((row) => [old.get(row.prompt)!, row] as const);
   const shown = pairs.length ? pairs : after.rows.slice(0, before.rows.length).map((row, i) => [before.rows[i], row] as const);
-  const mean = (rows: readonly Sample[]) => number(rows.reduce((sum, row) => sum + (row.reward ?? 0), 0) / rows.length, 3);
+  // An answer that could not be scored has the text "NaN", or nothing: it is in no mean, as in evaluations.
+  const mean = (rows: readonly Sample[]) => {
+    const scores = rows.map((row) => row.reward as unknown).filter((x): x is number => typeof x === "number");
+    return scores.length ? number(scores.reduce((sum, x) => sum + x, 0) / scores.length, 3) : "–";
+  };
   return (
     <>
       {!pairs.length && <p class="dim small">No prompt was logged at both steps: answers to different prompts, side by side.</p>}

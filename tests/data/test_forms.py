@@ -93,6 +93,8 @@ def test_a_mistake_is_reported_with_its_row(row, message):
         ({"prompt": "q", "completions": "a", "labels": [1]}, "'completions' must be a list of steps"),
         ({"messages": [USER]}, "must be a conversation that ends with the assistant's message"),
         ({"prompt": "q", "completion": ""}, "'completion' is empty"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": 5}]}, "row 1.*tool_calls is a list of calls, not '5'"),
+        ({"conversations": [{"from": [1], "value": "x"}]}, r"row 1.*a message is from \[1\]"),
     ],
 )
 def test_a_row_that_is_not_what_it_should_be(row, message):
@@ -144,6 +146,7 @@ def test_files_as_other_programs_write_them(tmp_path):
         ("a.csv", b"prompt,answer\na,1\nb,1,2\n", r"row 2 has 3 fields, but .* 2 columns \(prompt, answer\)"),
         ("a.csv", b'prompt\n"a', "is not a table with a header line"),
         ("a.csv", b"", "is not a table with a header line"),
+        ("a.csv", b"prompt,prompt\na,b\n", "has several columns named 'prompt'"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_reported_with_its_line(tmp_path, name, data, reported):

@@ -263,6 +263,20 @@ def test_policies_train_on_both_formats_and_on_one_speed(folder: Path, tmp_path:
         offline.read([str(folder), str(faster)], OBS, ACTION)
 
 
+def test_a_data_set_without_one_of_its_files_is_not_read(folder: Path) -> None:
+    """Wrong: fewer episodes in silence, each with the pictures of another one."""
+    file = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pyarrow.parquet.read_table(file)
+    pyarrow.parquet.write_table(table.slice(3), file.with_name("file-001.parquet"))
+    file.unlink()  # the first episode
+    with pytest.raises(UserError, match="is not a complete data set"):
+        lerobot.read(folder, OBS, ACTION)
+    pyarrow.parquet.write_table(table.take([0, 3, 1, 2]), file)  # rows of the second episode amid those of the first
+    file.with_name("file-001.parquet").unlink()
+    with pytest.raises(UserError, match="is not a complete data set"):
+        lerobot.read(folder, OBS, ACTION)
+
+
 def test_what_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
     for obs, action, message in (
         (gs.Box(-9, 9, (3,), np.float32), ACTION, "'observation.state' of .* has shape"),

@@ -150,6 +150,8 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(UserError, match="a file cannot hold its policy"):
             exporting.export(path)
     assert not (path / "policy.pt").exists()
+    with pytest.raises(UserError, match="a file cannot hold its policy"):
+        exporting.export("muzero/CartPole-v1", out=tmp_path / "plans.pt")  # its search is a compiled loop
 
 
 @pytest.mark.parametrize("kind", ["torchscript", "onnx"])

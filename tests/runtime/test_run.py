@@ -521,6 +521,24 @@ def test_the_best_checkpoint_stays_the_best_in_a_resumed_run(tmp_path: Path) -> 
     assert checkpoint.best(folder) == folder / "step-000000003"
 
 
+def test_the_best_state_is_kept_where_a_kill_came_before_its_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = adder(tmp_path / "a", steps=3)
+    folder = run.path / "checkpoints"
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    (folder / "best.json").unlink(missing_ok=True)
+    restored = checkpoint.restore
+
+    def restore(path: Path, *given: Any) -> dict[str, Any]:
+        return {**restored(path, *given), "is_best": True, "best": 2.0}  # better than any accuracy
+
+    monkeypatch.setattr(checkpoint, "restore", restore)
+    foresight.resume(run.path, steps=5, show=False)
+    assert checkpoint.best(folder) == newest and checkpoint.best_score(folder, 0.0) == 2.0
+
+
 def test_precedence_of_defaults_presets_and_arguments(tmp_path: Path) -> None:
     own = tmp_path / "mine.py"
     own.write_text(Path(ADDER).read_text())

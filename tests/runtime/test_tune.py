@@ -78,6 +78,33 @@ def test_budgets_are_not_mixed(tmp_path: Path, ranges: Path, trained: list[dict[
     assert _tune(tmp_path, ranges, 3, steps=1000).trials == 3
 
 
+def test_trials_share_one_seed_which_is_in_the_command(
+    tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]
+) -> None:
+    found = _tune(tmp_path, ranges, 2, seed=7)
+    assert {call["seed"] for call in trained} == {7} and found.command.endswith("--seed 7")
+    with pytest.raises(UserError, match="have the seed 7, and those of 0 cannot be compared with them"):
+        _tune(tmp_path, ranges, 3)
+
+
+def test_the_best_trial_may_have_searched_other_fields(
+    tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]
+) -> None:
+    _tune(tmp_path, ranges, 3)
+    ranges.write_text("learning_rate: {low: 0.01, high: 0.02}\n")
+    found = _tune(tmp_path, ranges, 5)
+    ((_, preset),) = yaml.safe_load((found.path / tune.BEST).read_text()).items()
+    assert found.fields["hidden"] in ([8], [16, 16]) and found.trials == 5
+    assert config_fields.fields("ppo", preset)["hidden"] == tuple(found.fields["hidden"])
+
+
+def test_a_killed_trial_counts_in_the_total(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    found = _tune(tmp_path, ranges, 1)
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{found.path / tune.STUDY}")
+    study.ask()  # is running when the process is killed
+    assert _tune(tmp_path, ranges, 3).trials == 3 and len(trained) == 2
+
+
 def test_choices_are_not_changed_in_a_search(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
     _tune(tmp_path, ranges, 1)
     text = ranges.read_text()
@@ -117,7 +144,7 @@ def test_bad_trials_are_stopped_early(
 ) -> None:
     monkeypatch.setattr(tune, "WARM_UP", 2)
     found = _tune(tmp_path, ranges, 8, steps=4)
-    assert found.command.endswith(" --steps 4")
+    assert " --steps 4 " in found.command
     good = [call for call in trained if call["learning_rate"] <= 0.85]
     assert found.trials == 8 and 2 <= found.complete < len(good)
 

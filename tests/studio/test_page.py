@@ -93,6 +93,21 @@ def test_runs_are_listed_and_drawn_and_texts_are_text(page: Any, address: str, f
     page.wait_for_selector(".chart canvas")
 
 
+def test_an_answer_that_could_not_be_scored_is_in_no_mean(page: Any, address: str, folder: Path) -> None:
+    run = folder / "unscored"
+    (run / "media").mkdir(parents=True)
+    (run / "config.yaml").write_text("algorithm: grpo\nkind: text\nenv: addition\nseed: 0\nconfig: {steps: 9}\n")
+    (run / "metrics.jsonl").write_text('{"step": 9, "seconds": 1.0, "reward": 0.5}\n')
+    rewards = {1: (0.2, "NaN", 0.6), 9: (1.0, 0.5, "NaN")}  # as the log writes one that is not a number
+    rows = [{"step": step, "prompt": f"{i}", "completion": "x", "reward": reward}
+            for step, found in rewards.items() for i, reward in enumerate(found)]  # fmt: skip
+    (run / "media" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page.goto(f"{address}#/runs?run={identity(run.resolve())}")
+    page.click("button:has-text('Before and after')")
+    page.wait_for_selector("text=mean reward 0.4 at step 1, 0.75 at step 9")
+    shutil.rmtree(run)
+
+
 def test_a_new_row_appears_while_the_page_is_open(page: Any, address: str, folder: Path) -> None:
     run = folder / "growing"
     run.mkdir()

@@ -173,8 +173,13 @@ def test_broken_and_deleted_runs_leave_the_others(tmp_path: Path) -> None:
     gone = make(tmp_path / "gone", rows(3))
     binary = make(tmp_path / "binary", rows(2))
     (binary / "metrics.jsonl").write_bytes(b"\xff\xfe\x00garbage\n[1, 2]\n" + b'{"step": 5, "return": 1.0}\n')
+    empty = make(tmp_path / "empty", rows(2))
+    (empty / "metrics.jsonl").write_text('{"step": 5, "seconds": null, "return": 1.0}\n')
+    (empty / "summary.json").write_text('{"steps": null}')
     library = Library([tmp_path])
-    assert {row["name"] for row in library.table()} == {"good", "gone", "binary"}
+    assert {row["name"] for row in library.table()} == {"good", "gone", "binary", "empty"}
+    assert library.curve(identity(empty), "return")["last"] == [1.0]
+    shutil.rmtree(empty)
     shutil.rmtree(gone)
     assert {row["name"] for row in library.table()} == {"good", "binary"}
     with pytest.raises(UserError, match="no run"):

@@ -21,6 +21,7 @@ from foresight.planning.generation.continuous_batching import ContinuousBatchSch
 from foresight.planning.generation.sampling import choose
 
 SLOTS = 16  # turns decoded at once
+LEAST = 1e-4  # temperature, but for 0, and top_p: in float32 logits over less may be infinite, and no token be left
 FRESH = 2_000  # turns after which the batch is emptied once, so that their prompts are forgotten
 
 
@@ -72,10 +73,16 @@ class Engine:
                 f"The conversation has {len(request.prompt)} tokens, and with max_tokens {request.max_new_tokens} it "
                 f"does not fit the context of {self.model.context}: shorten it, or lower max_tokens."
             )
-        if not (0 <= request.temperature <= 10 and 0 < request.top_p <= 1):
+        if not (request.temperature == 0 or LEAST <= request.temperature <= 10) or not LEAST <= request.top_p <= 1:
             raise UserError(
-                f"temperature must be in [0, 10] and top_p in (0, 1], not {request.temperature} and {request.top_p}."
+                f"temperature must be 0 or in [{LEAST:g}, 10] and top_p in [{LEAST:g}, 1], not {request.temperature} "
+                f"and {request.top_p}."
             )
+        for text in request.stop:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise UserError(f"stop must be a text of whole characters, not {text!r}.") from error
         request.generator.manual_seed(request.seed)
         self._waiting.put(request)
 

@@ -197,9 +197,12 @@ async def _stream(
         return f"data: {json.dumps({**head, **more, 'choices': [choice]})}\n\n"
 
     try:
-        yield chunk({"role": "assistant", "content": ""})
+        begun = False
         while not request.over:
             await news.get()
+            if request.tokens and not begun:  # the version that writes it is known
+                yield chunk({"role": "assistant", "content": ""})
+                begun = True
             text = visible(engines.texts_of(engine.model, request.tokens[:]), request.stop).strip()
             if len(text) > shown:
                 yield chunk({"content": text[shown:]})
@@ -207,6 +210,8 @@ async def _stream(
         if request.error:
             yield f"data: {json.dumps({'error': {'message': request.error, 'type': 'server_error'}})}\n\n"
             return
+        if not begun:
+            yield chunk({"role": "assistant", "content": ""})
         stored = await finish()
         message = protocol.reply(_written(engine, request))
         if rest := (message["content"] or "")[shown:]:

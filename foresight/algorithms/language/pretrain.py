@@ -129,6 +129,7 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
     if config.predict_tokens < 1:
         raise UserError(f"predict_tokens must be at least 1 (the decoder's own head), not {config.predict_tokens}.")
     errors.at_least(1, config, "dim", "heads", "kv_heads")
+    errors.at_least(2, config, "context")  # a token and the next one
     if config.experts and not config.mlp_size:
         raise UserError("experts are feed-forward layers, and mlp_size 0 leaves these out: give --mlp-size too.")
     if config.bias_rate and not config.experts:

@@ -188,6 +188,12 @@ class Instructed:
                 if self._accepted(level):
                     break
                 level.reset()
+            else:  # unless there is no mission of this kind at all, which is reported first
+                if self._named(level):
+                    raise UserError(
+                        f"'{self.name}' has no room that pairs={self.options.pairs} allows, in {DRAWS} draws: choose "
+                        "another level, or leave out pairs."
+                    )
         self._codes[i] = codes(level)
         return level
 

@@ -42,7 +42,7 @@ def make(
       own vector engine), `gymnasium` (one process), `async` (one process per environment, for slow ones), `vector` (the
       id's own vectorized form), or `auto`: the fastest that has the id;
     - `render`: make `render()` work; the engine is then always Gymnasium's;
-    - `time_limit`: actions before an episode is truncated; None keeps the id's own;
+    - `time_limit`: steps before an episode is truncated, each repeat of an action counted; None keeps the id's own;
     - `visible`: the indices of a vector observation to keep, e.g. `[0, 2]` (CartPole without velocities);
     - `frame_stack`: stack the last K observations, `[K, ...]` (default for Atari: 4);
     - `action_repeat`: repeat every action this many times, or until the episode ends, and sum the rewards (Atari has

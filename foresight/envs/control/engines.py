@@ -242,11 +242,12 @@ def user_errors(request: Request, build: Callable[[], Made]) -> Made:
         raise unknown(name) from error
     except gymnasium.error.Error as error:
         raise UserError(f"Environment '{name}': {error}") from error
-    except TypeError as error:
-        if "keyword argument" in str(error):
-            given = ", ".join(request.options)
-            raise UserError(f"Environment '{name}' does not take these options: {given} ({error}).") from error
+    except UserError:
         raise
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        if not request.options or (isinstance(error, TypeError) and "keyword argument" not in str(error)):
+            raise
+        raise errors.options(name, request.options, error) from error
 
 
 def unknown(name: str) -> UserError:

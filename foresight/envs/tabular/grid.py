@@ -167,6 +167,10 @@ def _toy_text(name: str, options: dict[str, Any]) -> MDP:
         if isinstance(error, gymnasium.error.DependencyNotInstalled):
             raise errors.UserError(f"{name} needs a package: {error}") from error
         raise errors.unknown("tabular environment", name, (*names(), "GridWorld")) from error
+    except (ValueError, KeyError, AssertionError) as error:  # a value that it does not take
+        if not options:
+            raise
+        raise errors.options(name, options, error) from error
     unwrapped: Any = env.unwrapped
     time_limit = env.spec.max_episode_steps if env.spec else None
     env.close()

@@ -210,6 +210,8 @@ def countdown(
         raise UserError(f"numbers is {numbers} and largest {largest}: give 2, 3 or 4 numbers, and {least}.")
     if traces not in TRACES:
         raise errors.unknown("kind of traces", traces, TRACES)
+    if traces == "search" and numbers < 3:
+        raise UserError("A search has 3 or 4 numbers, not 2: give --env-options numbers=3, or traces=steps.")
     if heuristic not in ("mixed", *HEURISTICS):
         raise errors.unknown("heuristic", heuristic, ("mixed", *HEURISTICS))
     heuristics = MIXED if heuristic == "mixed" else (heuristic,)
@@ -328,7 +330,8 @@ def right(answer: str, numbers: Sequence[int], target: int) -> bool:
     steps = _STEP.findall(answer)
     if steps and _STEP.sub("", answer).strip(" ,.;") == "":
         return follows(steps, numbers) == (target,)
-    candidates = [answer.split("=")[0], *(found.split("=")[0] for found in _EXPRESSION.findall(answer)[-1:])]
+    head = answer.split("=")[0]  # of "the answer is (8 - 7) * 3 = 3"
+    candidates = [head, *_EXPRESSION.findall(head)[-1:], *_EXPRESSION.findall(answer)[-1:]]
     return any(
         found is not None and found[0] == target and sorted(found[1]) == sorted(numbers)
         for found in map(evaluate, candidates)

@@ -15,11 +15,12 @@ OPENING = string.whitespace + "*`\"'({"  # and before it
 
 
 def last_integer(text: str) -> int | None:
-    """The last number in a text; None if it is not an integer, or if there is none. "1,000" is one thousand.
+    """The last number in a text; None if it is not an integer, or if there is none. "1,000" is one thousand, "1,2"
+    ends with 2.
 
     One of more than `exact.LONGEST` characters is none: `int` refuses thousands of digits.
     """
-    last = re.findall(r"(?<![\w.])[-\u2212]?\d[\d,]*(?:\.\d+)?", text)[-1:]
+    last = re.findall(r"(?<![\w.])[-\u2212]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?", text)[-1:]
     if not last or "." in last[0] or len(last[0]) > exact.LONGEST:
         return None
     return int(last[0].replace(",", "").replace("\u2212", "-"))

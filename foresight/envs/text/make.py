@@ -109,6 +109,9 @@ def _conversation(
         if not (option := getattr(env, "after_colon", "")):
             raise UserError(f"The task '{kind}' takes nothing after a colon: write --task {kind}, not {name}.")
         options = {option: rest, **options}
+    for maker in (getattr(env, "questions", None), conversations.make):
+        if maker is not None:
+            _check_options(name, maker, options)
     return conversations.make(name, env, rewards=rewards, **options)
 
 

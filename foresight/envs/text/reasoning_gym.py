@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
@@ -32,6 +33,8 @@ def reasoning_gym(
     except ImportError as error:
         raise UserError("reasoning-gym tasks need a package: run `pip install 'foresight[reasoning]'`.") from error
     registry = importlib.import_module("reasoning_gym.factory").DATASETS
+    if size < 1 or held_out < 1:
+        raise UserError(f"size is {size} and held_out {held_out}: both must be at least 1.")
     if name not in registry:
         raise errors.unknown("reasoning-gym task", name, registry)
     valid = [field.name for field in dataclasses.fields(registry[name][1]) if field.name not in ("seed", "size")]
@@ -59,11 +62,12 @@ def reasoning_gym(
     if not train:
         raise UserError(f"All {size} questions of '{name}' are held out too: lower held_out, or raise size.")
     numeric = any(re.fullmatch(INTEGER, str(example.answer)) for example in examples)
-    extract = None if numeric else lambda completion: _answer_of(completion, "")
+    extract = functools.partial(_answer_of, gold="0" if numeric else "")
     return TextTask(f"reasoning_gym:{name}", train, test, grade, metric, extract=extract)
 
 
 def _answer_of(completion: str, gold: str) -> str:
+    """What is graded and voted on: the last text in a tag; else the last integer, if `gold` is one; else all."""
     found = re.findall(r"<answer>(.*?)</answer>", completion, re.DOTALL)
     if not found and re.fullmatch(INTEGER, gold) and (number := last_integer(completion)) is not None:
         return str(number)

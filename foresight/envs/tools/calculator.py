@@ -32,7 +32,7 @@ class Calculator:
     @staticmethod
     def questions(low: int = 100, high: int = 999, size: int = 2_200, seed: int = 0) -> list[dict[str, Any]]:
         """`size` different products of factors in [low, high]."""
-        if size > (most := (high - low + 1) ** 2 // 2):
+        if size > (most := max(0, high - low + 1) ** 2 // 2):
             raise UserError(f"size is {size:,}: there are only {most:,} products to draw from. Lower size.")
         draw, seen = random.Random(seed), set[tuple[int, int]]()
         while len(seen) < size:

@@ -40,6 +40,7 @@ def save(session: Session, state: State, step: int, best: bool = False) -> float
         "evaluation_due": session.pending,
         "baseline": session.baseline.document(),
         "best": session.best,
+        "is_best": best,
         "rng": machine.global_rng(),
         "profile": dict(session.profile.seconds),
         "evaluation_took": session.evaluation_took,
@@ -91,6 +92,7 @@ def restore(session: Session, state: State, start: Path) -> None:
     session.evaluation_took = extra.get("evaluation_took", math.inf)
     session.pending = extra.get("evaluation_due", False)
     session.baseline, session.best = Evaluation.read(extra["baseline"]), extra["best"]
+    session.restored_best = extra.get("is_best", False)
     session.profile = profile.Profile(extra.get("profile"))
     session.dropped = extra["dropped"]
     machine.set_global_rng(extra["rng"])
@@ -101,7 +103,12 @@ def go_back(session: Session) -> None:
     assert session.saved is not None
     folder = session.path / "checkpoints"
     moved = checkpoint.set_aside(folder, session.saved)
-    session.best = checkpoint.best_score(folder, session.best)  # newer than the restored one, which may not know it
+    restored = session.best
+    session.best = checkpoint.best_score(folder, restored)  # newer than the restored one, which may not know it
+    if session.restored_best and restored > session.best:  # it was killed before it was marked
+        session.best = restored
+        if distributed.rank() == 0:
+            checkpoint.mark_best(folder, session.saved, restored)
     if moved:
         session.progress.note(f"newer checkpoints were set aside: {', '.join(path.name for path in moved)}")
     if session.dropped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 import shlex
@@ -143,7 +144,9 @@ class Settings:
         """The settings of a run directory. Raises UserError if `path` is not one."""
         file = Path(path) / "config.yaml"
         if not file.is_file():
-            raise UserError(f"{path} is not a run directory: it has no config.yaml. Make a run with: foresight train")
+            near = difflib.get_close_matches(str(path), catalog.bundled(), n=1, cutoff=0.7)
+            hint = f"Did you mean the bundled '{near[0]}'?" if near else "Make a run with: foresight train"
+            raise UserError(f"{path} is not a run directory: it has no config.yaml. {hint}")
         try:
             document = legacy.document(catalog.read_mapping(file))
             return cls(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import server
 from foresight.planning.reasoning import methods, verifiers
 from foresight.planning.reasoning.mind import Charge, Mind, Result, Verifier, check_budget
-from foresight.runtime import run
+from foresight.runtime import catalog, run
 from foresight.runtime.evaluation.evaluate import Evaluation
 
 VERIFIERS = ("exact", "critic", "FOLDER")
@@ -42,6 +43,9 @@ def model(name: str, device: torch.device | str, completer: str | None = None, r
         if not isinstance(policy, LanguageModel):
             raise UserError(f"{name} has no language model: it is a run of {agent.settings.algorithm}.")
     else:
+        near = [] if Path(source).is_dir() else difflib.get_close_matches(name, catalog.bundled(), n=1, cutoff=0.8)
+        if near:  # before a hub is asked
+            raise UserError(f"There is no model '{name}'. Did you mean the bundled '{near[0]}'?")
         policy = pretrained.load(source, device)
     if completer is not None:
         policy.completer = server.Server(completer, policy, report=report)

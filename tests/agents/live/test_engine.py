@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.agents.live.engine import Engine, Request
+from foresight.agents.live.engine import LEAST, Engine, Request
 from foresight.errors import UserError
 from foresight.planning.generation.decoding import generate
+from foresight.planning.generation.sampling import choose
 from tests import tiny_language
 from tests.sabotage import sabotaged_by
 
@@ -87,13 +88,23 @@ def test_a_client_that_hangs_up_frees_its_slot() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [({"max_new_tokens": 0}, "must be at least 1, not 0"), ({"max_new_tokens": 64}, "does not fit"),
-     ({"max_new_tokens": 3, "temperature": -1.0}, "temperature"), ({"max_new_tokens": 3, "top_p": 0.0}, "top_p")],
+     ({"max_new_tokens": 3, "temperature": -1.0}, "temperature"), ({"max_new_tokens": 3, "top_p": 0.0}, "top_p"),
+     # These would fail in the loop, with the turns of all others.
+     ({"max_new_tokens": 3, "temperature": 1e-40}, "temperature"), ({"max_new_tokens": 3, "top_p": 1e-300}, "top_p"),
+     ({"max_new_tokens": 3, "stop": ("\ud800",)}, "stop must be a text of whole characters")],
 )  # fmt: skip
 def test_what_cannot_be_written_is_refused(settings: dict[str, Any], words: str) -> None:
     engine = Engine(tiny_language.model(), 0)
     with pytest.raises(UserError, match=words):
         engine.submit(Request([5], **settings))
     engine.close()
+
+
+def test_the_least_temperature_and_share_leave_a_token() -> None:
+    logits = 40 * torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
+    for temperature, top_p in ((LEAST, 1.0), (1.0, LEAST), (LEAST, LEAST)):
+        token, logprob = choose(logits, torch.rand(64), temperature, 0, top_p)
+        assert torch.equal(token, logits.argmax(-1)) and logprob.isfinite().all()
 
 
 def test_a_failure_of_one_batch_is_reported_and_the_next_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,7 @@ def test_a_stream_has_the_same_text(live: Served) -> None:
     chunks = list(live.ask("hi", seed=seed, max_tokens=12, stream=True, session="b"))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content and len(chunks) > 3
+    assert {chunk.model for chunk in chunks} == {"live-0"} and chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert [turn.session for turn in live.store.turns()] == ["b"]
 
@@ -295,7 +296,7 @@ def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
         ({"stop": [""]}, "stop must be"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
         ({"max_completion_tokens": 0}, "max_tokens must be at least 1, not 0"),
-        ({"top_p": 0}, r"top_p in \(0, 1\], not 1.0 and 0.0"),
+        ({"top_p": 0}, r"top_p in \[0.0001, 1\], not 1.0 and 0.0"),
         ({"n": 0}, "n must be 1"),
         ({"logprobs": True}, "leave logprobs and top_logprobs out"),
         ({"top_logprobs": 2}, "leave logprobs and top_logprobs out"),

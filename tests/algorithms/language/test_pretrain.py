@@ -211,6 +211,8 @@ def test_what_it_cannot_write_is_refused():
         pretrain.documents(_state(), [Example("caf", "é")])
     with pytest.raises(UserError, match="predict_tokens must be at least 1"):
         _state(predict_tokens=0)
+    with pytest.raises(UserError, match="context must be at least 2, not 0"):
+        _state(context=0)
 
 
 def _conversation(**columns):

@@ -163,8 +163,11 @@ def test_an_instruction_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyP
         ({"camera": 6, "engine": "envpool"}, "engine='gymnasium'"),
     ],
 )
-def test_mistakes_are_named(options, message: str) -> None:
+def test_mistakes_are_named(options, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=message):
         make("BabyAI-GoToLocal-v0", num_envs=2, **options)
     with pytest.raises(UserError, match="no mission that names"):
         make("BabyAI-OpenDoor-v0", num_envs=1, camera=3)
+    monkeypatch.setattr(babyai, "DRAWS", 5)
+    with pytest.raises(UserError, match="has no room that pairs=train allows, in 5 draws"):
+        make("BabyAI-GoToRedBallGrey-v0", num_envs=1, camera=3, pairs="train")

@@ -100,6 +100,12 @@ def test_images_of_envpool_have_their_colors_last() -> None:
     assert obs.shape == (1, 2, 4, 3) and info == {"rows": (2,)}
 
 
+def test_values_that_a_constructor_refuses_are_named() -> None:
+    for kind in ("control", "tabular"):
+        with pytest.raises(UserError, match=r"'FrozenLake-v1' does not take these options: map_name=9x9 \(KeyError"):
+            make("FrozenLake-v1", kind, map_name="9x9")
+
+
 def test_pixels_that_make_no_sense_are_refused() -> None:
     for name, options, message in (
         ("Pendulum-v1", {"pixels": 0}, "pixels must be a whole number of at least 1, not 0"),

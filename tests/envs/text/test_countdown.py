@@ -91,6 +91,19 @@ def test_what_is_right_and_what_is_not():
     ) == [1]
 
 
+def test_words_before_an_expression_and_its_result_after_it_are_read():
+    example = Example("", None, {"numbers": [3, 3, 8, 8], "target": 24})
+    frames = ("{}", "{} = 24", "Answer: {}", "Answer: {} = 24", "To make 24: {} = 24", "The expression is {} = 24.")
+    for expression, grade in (("8/(3-8/3)", 1), ("3+3+8+8", 0)):
+        answers = [frame.format(expression) for frame in frames]
+        assert countdown.grade([example] * len(answers), answers) == [grade] * len(answers)
+
+
+def test_a_search_has_at_least_three_numbers():
+    with pytest.raises(UserError, match="A search has 3 or 4 numbers, not 2"):
+        countdown.countdown(numbers=2, traces="search")
+
+
 def test_a_number_of_thousands_of_digits_is_wrong():
     example = Example("3,7,8=24:", None, {"numbers": [3, 7, 8], "target": 24})
     long = ["!8*3=" + "2" * 5000, "!" + "8" * 5000 + "*3=24", "8*3=" + "2" * 5000 + ",2*2=4"]

@@ -62,6 +62,10 @@ def test_largest_has_four_different_numbers_and_their_answer():
         ("", None),
         ("20 apples, 3", 3),
         ("9-4", 4),
+        ("15,34,60,71", 71),
+        ("7,12,19", 19),
+        ("1,000.", 1000),
+        ("2,1,000,000", 1_000_000),
         ("3 and " + "7" * 5000, None),
     ],
 )
@@ -101,6 +105,11 @@ def test_any_reasoning_gym_task():
     lists = text.make("reasoning_gym:number_sorting", size=5, held_out=2)  # votes are on whole lists
     assert lists.answer_in("<answer>['1', '9']</answer>") != lists.answer_in("<answer>['7', '9']</answer>")
     assert lists.answer_in("I think <answer>['1', '9']</answer>") == lists.answer_in("['1', '9']")
+    bases = text.make("reasoning_gym:base_conversion", size=20, held_out=5)  # most, but not all, look like integers
+    votes = ("<answer>3c1</answer>", "<answer>7f1</answer>", "<answer>5</answer> I checked it in 2 ways.", "It is 5")
+    assert [bases.answer_in(vote) for vote in votes] == ["3c1", "7f1", "5", "5"]
+    with pytest.raises(UserError, match="size is 20 and held_out 0: both must be at least 1"):
+        text.make("reasoning_gym:chain_sum", size=20, held_out=0)
     options = {"size": 20, "held_out": 5, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     exact = text.make("reasoning_gym:chain_sum", exact=True, **options)
     assert exact.metric == "accuracy" and exact.grade(exact.test, [str(e.answer) for e in exact.test]) == [1.0] * 5

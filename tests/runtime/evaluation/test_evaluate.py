@@ -321,6 +321,17 @@ def test_ppo_through_the_whole_runtime(tmp_path: Path) -> None:
         obs, *_ = env.step(agent.act(obs))
     with pytest.raises(UserError, match=r"shape \(3,\)\. It must be \(4,\), or a batch"):
         agent.act([1, 2, 3])
+    for obs, message in (("x", "obs must be numbers, not 'x'"), (None, "must be numbers"), ([math.nan] * 4, "finite")):
+        with pytest.raises(UserError, match=message):
+            agent.act(obs)
     again = foresight.train("ppo", env="CartPole-v1", steps=1024, out=tmp_path / "b", evaluate_every=256, **options)
     rows = [[row["policy_loss"] for row in one.metrics() if "policy_loss" in row] for one in (run, again)]
     assert len(rows[0]) == 4 and rows[0] == rows[1]  # evaluating on the way changed nothing
+
+
+def test_a_state_of_a_table_is_a_whole_number_in_range() -> None:
+    agent = foresight.load("q_learning/Taxi-v4")
+    assert agent.act(0) in range(6)
+    for obs in (-1, 2.7, 500):
+        with pytest.raises(UserError, match=rf"obs must be a whole number from 0 to 499, not {obs}"):
+            agent.act(obs)
