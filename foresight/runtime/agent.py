@@ -146,15 +146,10 @@ def _fit(obs: Any, space: gymnasium.Space[Any], name: str) -> tuple[Tensor, bool
     """A batched tensor in the dtype of the environment's observations, and whether `obs` was a single one."""
     from foresight.envs.control.vector import tensor
 
-    array = obs.detach().cpu().numpy() if isinstance(obs, Tensor) else np.asarray(obs)
-    if array.dtype.kind not in "biuf":
-        raise UserError(f"{name} must be numbers, not {repr(obs)[:80]}.")
-    if not np.isfinite(array).all():
-        raise UserError(f"{name} has a number that is not finite.")
     if isinstance(space, gymnasium.spaces.Discrete):
-        last = int(space.start + space.n) - 1
-        if (array != np.floor(array)).any() or (array < space.start).any() or (array > last).any():
-            raise UserError(f"{name} must be a whole number from {space.start} to {last}, not {repr(obs)[:80]}.")
+        array = choices(obs, int(space.start), int(space.start + space.n) - 1, name)
+    else:
+        array = numbers(obs, name)
     value = tensor(array, copy=True)
     shape = tuple(space.shape or ())
     if np.dtype(space.dtype).kind == "f":
@@ -164,3 +159,21 @@ def _fit(obs: Any, space: gymnasium.Space[Any], name: str) -> tuple[Tensor, bool
     if tuple(value.shape[1:]) == shape and value.ndim == len(shape) + 1:
         return value, False
     raise UserError(f"{name} has shape {tuple(value.shape)}. It must be {shape}, or a batch of these.")
+
+
+def numbers(obs: Any, name: str = "obs") -> NDArray[Any]:
+    """Observations as an array. Raises UserError unless all are finite numbers."""
+    array = obs.detach().cpu().numpy() if isinstance(obs, Tensor) else np.asarray(obs)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{name} must be numbers, not {repr(obs)[:80]}.")
+    if not np.isfinite(array).all():
+        raise UserError(f"{name} has a number that is not finite.")
+    return array
+
+
+def choices(obs: Any, first: int, last: int, name: str = "obs") -> NDArray[Any]:
+    """As `numbers`, for states of a table. Raises UserError unless all are whole and from `first` to `last`."""
+    array = numbers(obs, name)
+    if (array != np.floor(array)).any() or (array < first).any() or (array > last).any():
+        raise UserError(f"{name} must be a whole number from {first} to {last}, not {repr(obs)[:80]}.")
+    return array

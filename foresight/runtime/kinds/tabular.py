@@ -59,10 +59,11 @@ def _value(env: MDP, policy: Tensor, gamma: float) -> Evaluation:
 
 
 def _act(agent: Agent, obs: Any, explore: bool) -> Any:
-    import numpy as np
     import torch
 
-    states = torch.as_tensor(np.asarray(obs), dtype=torch.int64)
+    from foresight.runtime.agent import choices  # late: it imports this module
+
+    states = torch.as_tensor(choices(obs, 0, agent.env.states - 1), dtype=torch.int64)
     return agent.act_on(states.reshape(-1), states.ndim == 0, explore)
 
 
