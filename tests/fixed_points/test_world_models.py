@@ -79,11 +79,12 @@ def trained(name: str) -> tuple[Any, Any]:
     for _ in range(20):
         segment, obs, carry = algorithm.rollout(state, env, obs, carry)
         algorithm.learn(state, segment)
-    for _ in range(200):
+    fast, slow = (300, 140) if name == "dreamer" else (200, 40)
+    for _ in range(fast):
         update(state)
     for optimizer in {id(x): x for x in (state.optimizer, getattr(state, "agent_optimizer", state.optimizer))}.values():
         optimizer.param_groups[0]["lr"] = 2e-3
-    for _ in range(40):
+    for _ in range(slow):
         update(state)
     return mdp, state
 

@@ -7,7 +7,7 @@ import torch
 
 from foresight.algorithms.policy import ppo
 from foresight.envs.make import make
-from tests.sabotage import flip_sign, returns, sabotaged_by
+from tests.sabotage import change, flip_sign, sabotaged_by
 
 
 def _mean_return(state: ppo.State, explore: bool, episodes: int = 32) -> float:
@@ -30,7 +30,7 @@ def _blind(original):
 
 
 @sabotaged_by("foresight.ops.returns.gae", flip_sign, _blind)
-@sabotaged_by("foresight.ops.fused.clipped.clipped_objective", returns(lambda x: -x))
+@sabotaged_by("foresight.ops.fused.clipped.clipped_epochs", change("columns", lambda xs: [*xs[:3], -xs[3], *xs[4:]]))
 def test_ppo_balances_the_pole():
     config = ppo.Config(
         steps=25_000, num_envs=8, rollout_steps=32, epochs=20, minibatches=1, learning_rate=1e-3, gamma=0.98,

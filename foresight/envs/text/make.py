@@ -109,9 +109,9 @@ def _conversation(
         if not (option := getattr(env, "after_colon", "")):
             raise UserError(f"The task '{kind}' takes nothing after a colon: write --task {kind}, not {name}.")
         options = {option: rest, **options}
-    for maker in (getattr(env, "questions", None), conversations.make):
-        if maker is not None:
-            _check_options(name, maker, options)
+    _check_options(name, conversations.make, {key: options[key] for key in ("held_out", "seed") if key in options})
+    if hasattr(env, "questions"):  # the other options have sentences of their own
+        _check_options(name, env.questions, options)
     return conversations.make(name, env, rewards=rewards, **options)
 
 

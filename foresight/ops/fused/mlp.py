@@ -29,7 +29,9 @@ from foresight.ops.fused.latent import FAST, LOCK, fast_exp, share_threads, star
 FEW_COLUMNS = 8  # for products with at most so many columns numpy is several times faster than torch
 LARGE = 2**15  # for layers with at least so many weights a second thread is worth its start
 HUGE = 2**19  # and with so many oneDNN is faster
-BLOCK = 128  # rows that are computed together, so that a row's bits do not depend on the others, and stay in the cache
+# Rows that are computed together, so that a row's bits do not depend on the others, and stay in the cache. With AVX2
+# alone OpenBLAS sums the last rows of a block in another order: there they may differ in the last bits.
+BLOCK = 128
 BACK = 256  # the same on the way back, where a row has no result of its own
 LARGE_GRADIENT = 2**23  # the same for the product that computes a weight gradient, in multiplications
 ONEDNN = torch.backends.mkldnn.is_available()
