@@ -124,9 +124,9 @@ def tune(
             storage=f"sqlite:///{path / STUDY}", study_name=label, direction="maximize", load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP) if prune else optuna.pruners.NopPruner(),
         )  # fmt: skip
-        _require_budget(study, path, resolved.config.get("steps"))
+        _require_same(study, path, "steps", resolved.config.get("steps"), "{:,} steps each")
         _require_ranges(study, path, space)
-        _require_seed(study, path, seed)
+        _require_same(study, path, "seed", seed, "the seed {}")
         # A continued search samples other values.
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
         for trial in study.trials:  # those interrupted by a kill
@@ -191,26 +191,15 @@ def _require_search(path: Path, label: str, optuna: Any) -> None:
         raise UserError(f"{path} holds the search {names[0]}, and this one is {label}. Choose another --out.")
 
 
-def _require_budget(study: Any, path: Path, budget: int | None) -> None:
-    """Raise UserError if the earlier trials had another budget: the results of a trial depend on its steps."""
-    before = study.user_attrs.get("steps", budget)
-    if before != budget:
+def _require_same(study: Any, path: Path, name: str, value: int | None, words: str) -> None:
+    """Raise UserError if the earlier trials had another `value` of the setting `name`, which `words` puts into words."""
+    before = study.user_attrs.get(name, value)
+    if before != value:
         raise UserError(
-            f"The trials in {path} have {before:,} steps each, and those of {budget:,} cannot be compared with them. "
-            f"Continue with --steps {before}, or start another search with --out."
+            f"The trials in {path} have {words.format(before)}, and those of {value:,} cannot be compared with them. "
+            f"Continue with --{name} {before}, or start another search with --out."
         )
-    study.set_user_attr("steps", budget)
-
-
-def _require_seed(study: Any, path: Path, seed: int) -> None:
-    """Raise UserError if the earlier trials had another seed: they share one, so that they are comparable."""
-    before = study.user_attrs.get("seed", seed)
-    if before != seed:
-        raise UserError(
-            f"The trials in {path} have the seed {before}, and those of {seed} cannot be compared with them. Continue "
-            f"with --seed {before}, or start another search with --out."
-        )
-    study.set_user_attr("seed", seed)
+    study.set_user_attr(name, value)
 
 
 def _require_ranges(study: Any, path: Path, space: Mapping[str, Range]) -> None:

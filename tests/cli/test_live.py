@@ -44,8 +44,8 @@ def run(tmp_path: Path) -> Path:
 def test_settings_are_read_as_written(run: Path) -> None:
     settings, config = read(run)
     assert settings == Settings(port=9000, score="rules.py:rate")
-    for temperature in (0.0, -1.0, 20.0):  # the engine refuses it, or its turns could not be trained on
-        with pytest.raises(UserError, match="more than 0, and at most 10"):
+    for temperature in (0.0, -1.0, 1e-5, 20.0):  # the engine refuses it, or its turns could not be trained on
+        with pytest.raises(UserError, match=r"more than 0 \(at least 0.0001\), and at most 10"):
             Settings(temperature=temperature)
     assert config == Config(mode="directive", tuning=Tuning(lora=4))
 

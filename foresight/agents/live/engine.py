@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from foresight.agents.live.settings import LEAST
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import constraints
@@ -21,7 +22,6 @@ from foresight.planning.generation.continuous_batching import ContinuousBatchSch
 from foresight.planning.generation.sampling import choose
 
 SLOTS = 16  # turns decoded at once
-LEAST = 1e-4  # temperature, but for 0, and top_p: in float32 logits over less may be infinite, and no token be left
 FRESH = 2_000  # turns after which the batch is emptied once, so that their prompts are forgotten
 
 

@@ -13,6 +13,7 @@ from foresight.training.options import Tuning
 
 MODES = ("both", "evaluative", "directive")
 SETTINGS = "live.json"
+LEAST = 1e-4  # temperature, but for 0, and top_p: in float32 logits over less may be infinite, and no token be left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +81,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises UserError for a temperature at which turns cannot be trained on."""
-        if not 0 < self.temperature <= 10:
-            raise UserError(f"temperature is {self.temperature:g}: turns are sampled at more than 0, and at most 10.")
+        if not LEAST <= self.temperature <= 10:
+            raise UserError(
+                f"temperature is {self.temperature:g}: turns are sampled at more than 0 (at least {LEAST:g}), and at "
+                "most 10."
+            )
 
 
 def write(folder: Path, settings: Settings, config: Config) -> None:

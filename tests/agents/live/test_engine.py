@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.agents.live.engine import LEAST, Engine, Request
+from foresight.agents.live.engine import Engine, Request
+from foresight.agents.live.settings import LEAST
 from foresight.errors import UserError
 from foresight.planning.generation.decoding import generate
 from foresight.planning.generation.sampling import choose

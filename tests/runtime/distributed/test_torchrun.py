@@ -135,9 +135,11 @@ def test_two_processes_learn_what_one_does(name, rank, together, tmp_path):
     for key, value in here.items():
         adapted = not rank or key.endswith("_proj.weight")
         assert key not in begun or ((value - begun[key]).abs().max() > 1e-3) == adapted, key
-        # Adam makes a step out of a gradient that is 0 but for rounding, of one weight in a thousand at most.
-        apart = (value - there[key]).abs() > 2e-5 + 1e-4 * there[key].abs()
-        assert apart.float().mean() < 2e-3 and (value - there[key]).abs().max() < 2e-4, key
+        if torch.backends.cpu.get_cpu_capability() == "AVX512":
+            torch.testing.assert_close(value, there[key], atol=2e-5, rtol=1e-4)
+        else:  # sums are rounded otherwise, and Adam makes a step out of a gradient that should be 0, of few weights
+            apart = (value - there[key]).abs() > 2e-5 + 1e-4 * there[key].abs()
+            assert apart.float().mean() < 2e-3 and (value - there[key]).abs().max() < 2e-4, key
     # The checkpoint is whole: one process can take it up.
     assert checkpoint.verify(checkpoint.find(together.path))["step"] == 3
     assert run.resume(together.path, 4, show=False).summary["steps"] == 4
