@@ -192,7 +192,7 @@ def _require_search(path: Path, label: str, optuna: Any) -> None:
 
 
 def _require_same(study: Any, path: Path, name: str, value: int | None, words: str) -> None:
-    """Raise UserError if the earlier trials had another `value` of the setting `name`, which `words` puts into words."""
+    """Raise UserError if earlier trials had another `value` of the setting `name`, which `words` puts into words."""
     before = study.user_attrs.get(name, value)
     if before != value:
         raise UserError(
