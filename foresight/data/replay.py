@@ -148,14 +148,15 @@ class Replay:
         A sequence never joins the newest step to the oldest. `extras["key"]` `[n, length]` int64 are the steps' keys.
         Raises UserError if fewer than `length` steps per environment are stored.
         """
+        return self.sequences(self.starts(n, length, generator), length)
+
+    def starts(self, n: int, length: int, generator: torch.Generator | None = None) -> Tensor:
+        """Keys `[n]` of the first steps of the sequences that `sample` draws; raises as it does."""
         if self.storage is None or self._size < length:
             raise UserError(
                 f"Cannot sample sequences of {length} steps: {self._size} per environment are stored so far."
             )
-        choices = self._size - length + 1
-        pick = torch.randint(self._streams() * choices, (n,), generator=generator)
-        oldest = self._write if self._size == self.capacity else 0
-        return self.sequences((pick // choices) * self.capacity + (oldest + pick % choices) % self.capacity, length)
+        return self._draw(n, self._size - length + 1, generator)
 
     def sequences(self, key: Tensor, length: int) -> Trajectory:
         """The sequences of `length` steps that start at the steps `key` `[n]`, as `sample` returns them.

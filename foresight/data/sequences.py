@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -127,13 +127,21 @@ class Sequences:
         if not choices.any():
             raise UserError(f"Cannot sample sequences of {length} rows: {len(self)} are stored so far.")
         counts = torch.multinomial(choices, n, replacement=True, generator=generator).bincount(minlength=len(choices))
-        parts = []
-        for i, count in enumerate(counts.tolist()):
-            if count:
-                part = self.streams[i].sample(count, length, generator)
-                key = part.extras["key"] + i * self.streams[0].capacity
-                parts.append(part.replace(extras={**part.extras, "key": key}))
-        return trees.join(parts)
+        held = [(self.streams[i], count) for i, count in enumerate(counts.tolist()) if count]
+        starts = torch.cat([stream.starts(count, length, generator) for stream, count in held])
+        capacity = self.streams[0].capacity
+        column = (starts.unsqueeze(1) + torch.arange(length)) % capacity
+        storages: list[Any] = [stream.storage for stream, _ in held]
+        columns = column.flatten().to(storages[0].reward.device).split([count * length for _, count in held])
+
+        def gather(fields: Sequence[Tensor]) -> Tensor:
+            found = [x.index_select(1, at) for x, at in zip(fields, columns, strict=True)]
+            joined = found[0] if len(found) == 1 else torch.cat(found, 1)
+            return joined.view(n, length, *fields[0].shape[2:])
+
+        batch: Trajectory = trees.merge(gather, storages)  # one field of all streams at a time: few calls
+        key = column + (torch.repeat_interleave(counts) * capacity).unsqueeze(1)
+        return batch.replace(extras={**batch.extras, "key": key})
 
     def episodes(self) -> tuple[Tree, int]:
         """The first observations `[N, ...]` of all episodes that are stored whole, and the most actions of one.
@@ -163,13 +171,16 @@ class Sequences:
         """Overwrite `extras` `[N, ...]` of the rows `key` `[N]`."""
         capacity = self.streams[0].capacity
         of, column = key // capacity, key % capacity
-        for i in of.unique().tolist():
-            storage = self.streams[i].storage
-            if storage is not None:
-                rows = (of == i).nonzero().squeeze(-1)
-                for name, values in extras.items():
+        order = of.argsort(stable=True)  # of a row given twice, the later values stay
+        column, counts = column[order], of.bincount()
+        held = [(self.streams[i].storage, i) for i in counts.nonzero().squeeze(-1).tolist()]
+        sizes = [int(counts[i]) for _, i in held]
+        for name, values in extras.items():
+            parts = zip(held, column.split(sizes), values[order.to(values.device)].split(sizes), strict=True)
+            for (storage, _), at, new in parts:
+                if storage is not None:
                     into = storage.extras[name]
-                    into[0, column[rows]] = values[rows].to(into.device)
+                    into[0, at.to(into.device)] = new.to(into.device)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs."""
