@@ -9,18 +9,28 @@ answers (columns chosen, rejected) it is the Bradley-Terry model, with scores ce
 On answers with labeled steps (columns completions, labels) the score at the end of each step predicts whether all steps
 so far are correct: −E[ l log σ(s) + (1 − l) log(1 − σ(s)) ]. The columns of the data select the loss.
 
+With `lm_coef` above 0 the projection to the vocabulary is kept beside the score, and a language-modeling loss is added
+(Cobbe et al. 2021, arXiv:2110.14168; Yang et al. 2024, arXiv:2406.10216):
+
+    L(θ) + λ E[ −1/|y_c| Σ_t log π_θ(y_ct | x, y_c<t) ]
+
+of the chosen answers or, with labeled steps, of the tokens of right steps. A tied projection, the embedding matrix,
+learns too; another one, which the export does not contain, stays as it is. Yang et al. weight the terms α and 1 − α,
+which is λ = α / (1 − α) but for the scale of the loss, and take −log σ(β log π(y_c|x)) for the loss of an answer.
+
 Kept: both. The last token of an answer is its end token. Left out: a third class "neutral" for steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foresight.data import forms
 from foresight.data.text import TokenBatch
@@ -28,10 +38,11 @@ from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.nets.language import lora, pretrained
 from foresight.nets.language.model import LanguageModel
-from foresight.nets.language.scorer import Scorer
+from foresight.nets.language.scorer import Scorer, at_end
 from foresight.ops import preference
+from foresight.ops.aggregate import per_sequence
 from foresight.planning.reasoning import verifiers
-from foresight.training import language
+from foresight.training import language, microbatch
 from foresight.training.corpus import Corpus, corpus, delimiter, encode, examples, of_form, step_ends, token_batch
 from foresight.training.microbatch import fit
 from foresight.training.options import Tuning
@@ -62,6 +73,8 @@ class Config:
     """c: how strongly the scores of a pair are kept around 0 (Eisenstein et al. 2023, arXiv:2312.09244)."""
     margin: bool = True
     """Whether the column `margin`, if there is one, is m (Llama 2, arXiv:2307.09288)."""
+    lm_coef: float = 0.0
+    """λ: weight of the language-modeling loss (Yang et al.: 0.01)."""
     learning_rate: float = 1e-5
     """AdamW (paper: 9e-6 for 6B parameters)."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
@@ -82,9 +95,23 @@ class State:
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
     """Load the trunk, initialize a head, and make the optimizer."""
+    if not 0 <= config.lm_coef < math.inf:
+        raise UserError(f"lm_coef is {config.lm_coef:g}: it must be at least 0 (0: no language-modeling loss).")
     generator = torch.Generator().manual_seed(config.seed)
     scorer = language.scorer(config, device, config.model, generator=generator)
+    if config.lm_coef:
+        scorer.unembedding = _unembedding(config, device)
     return State(config, scorer, language.adamw(scorer, config.learning_rate, config.tuning))
+
+
+def _unembedding(config: Config, device: torch.device | str) -> nn.Module | None:
+    try:
+        return pretrained.unembedding(config.model, device)
+    except UserError as error:
+        raise UserError(
+            f"lm_coef is {config.lm_coef:g}, which needs a language model: {error} Start from a language model, or "
+            "leave --lm-coef out."
+        ) from error
 
 
 def act(
@@ -107,41 +134,93 @@ def act(
     return scores, {}, None
 
 
-def pair_loss(state: State, batch: TokenBatch, margin: Tensor, pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch `[P, 2, T]` (chosen first), margin `[P]`, divided by all `pairs`; metric sums."""
-    chosen, rejected = state.scorer.scores(batch).unbind(1)
+def _read(state: State, batch: TokenBatch, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The scores of a micro-batch up to each token `[P, G, T]`, and its share of the language-modeling loss.
+
+    `weights` `[P, G, T]` of the tokens (`ops.aggregate`); None: without this loss.
+    """
+    if weights is None:
+        return state.scorer.steps(batch), None
+    scores, logprob = state.scorer.steps_and_logprob(batch, weights > 0)
+    return scores, -(weights.to(logprob.device) * logprob).sum()
+
+
+def _joined(
+    state: State, loss: Tensor, modeled: Tensor | None, count: int, sums: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss with that of language modeling, if any, and its metric."""
+    if modeled is None:
+        return loss, sums
+    return loss + state.config.lm_coef * modeled, sums | {"lm_loss": count * modeled.detach()}
+
+
+def pair_loss(
+    state: State, batch: TokenBatch, margin: Tensor, pairs: int, weights: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a micro-batch `[P, 2, T]` (chosen first), margin `[P]`, divided by all `pairs`; metric sums.
+
+    `weights` `[P, 2, T]`: those of the tokens in the language-modeling loss, if there is one.
+    """
+    scores, modeled = _read(state, batch, weights)
+    chosen, rejected = at_end(scores, batch).unbind(1)
     terms = preference.bradley_terry(chosen, rejected, margin.to(chosen.device))
     terms = terms + state.config.centering * preference.centering(chosen, rejected)
-    return terms.sum() / pairs, {
+    sums = {
         "accuracy": (chosen > rejected).float().sum(),
         "margin": (chosen - rejected).detach().sum(),
         "mean_score": 0.5 * (chosen + rejected).detach().sum(),
     }
+    return _joined(state, terms.sum() / pairs, modeled, pairs, sums)
 
 
 def step_loss(
-    state: State, batch: TokenBatch, ends: Tensor, labels: Tensor, count: int
+    state: State, batch: TokenBatch, ends: Tensor, labels: Tensor, count: int, weights: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch `[P, 1, T]`, divided by all `count` steps; ends (bool) and labels `[P, T]`."""
-    device = state.scorer.trunk.device
-    logits, right = state.scorer.steps(batch)[:, 0][ends.to(device)], labels.to(device)[ends.to(device)]
+    """The loss of a micro-batch `[P, 1, T]`, divided by all `count` steps; ends (bool) and labels `[P, T]`.
+
+    `weights` `[P, 1, T]`: those of the tokens in the language-modeling loss, if there is one.
+    """
+    scores, modeled = _read(state, batch, weights)
+    device = scores.device
+    logits, right = scores[:, 0][ends.to(device)], labels.to(device)[ends.to(device)]
     terms = torch.nn.functional.binary_cross_entropy_with_logits(logits, right, reduction="sum")
-    return terms / count, {"accuracy": ((logits > 0) == (right > 0.5)).float().sum()}
+    sums = {"accuracy": ((logits > 0) == (right > 0.5)).float().sum()}
+    return _joined(state, terms / count, modeled, count, sums)
+
+
+def right_tokens(ends: Tensor, labels: Tensor) -> Tensor:
+    """The tokens of right steps, bool `[P, T]`: each token belongs to the step that ends next; ends, labels `[P, T]`."""
+    width = ends.shape[-1]
+    places = torch.arange(width).where(ends, width)
+    following = places.flip(-1).cummin(-1).values.flip(-1)  # `width` after the last step
+    return torch.nn.functional.pad(labels, (0, 1)).gather(-1, following) > 0.5
 
 
 def update(state: State, batch: TokenBatch, rows: Sequence[Example]) -> dict[str, float]:
     """One gradient step on pairs `[P, 2, T]` or on answers with labeled steps `[P, 1, T]`; `rows`: their examples."""
-    trunk = state.scorer.trunk
+    trunk, models = state.scorer.trunk, state.config.lm_coef > 0
+
+    def share(weights: Tensor | None, part: Tensor, few: TokenBatch) -> Tensor | None:
+        return None if weights is None else microbatch.rows(weights, part, few)
+
     if _paired(rows[0]):
         pairs = len(rows)
+        chosen = torch.tensor([True, False])[:, None]
+        weights = per_sequence(batch.mask & chosen) if models else None  # of the whole batch, before it is split
         margin = torch.tensor([float(row.columns.get("margin") or 0) * state.config.margin for row in rows])
-        return fit(state, trunk, batch, lambda part, few: pair_loss(state, few, margin[part], pairs), pairs)
+
+        def loss(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+            return pair_loss(state, few, margin[part], pairs, share(weights, part, few))
+
+        return fit(state, trunk, batch, loss, pairs)
     ends, labels = step_ends(trunk, batch, rows)
     count = int(ends.sum())
+    of_steps = per_sequence(right_tokens(ends, labels)[:, None]) if models else None
 
     def part_loss(part: Tensor, few: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
         width = few.completion.shape[-1]
-        return step_loss(state, few, ends[part][:, :width], labels[part][:, :width], count)
+        few_ends, few_labels = ends[part][:, :width], labels[part][:, :width]
+        return step_loss(state, few, few_ends, few_labels, count, share(of_steps, part, few))
 
     return fit(state, trunk, batch, part_loss, count)
 

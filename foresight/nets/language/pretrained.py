@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from foresight import distributed
 from foresight.data.cache import cache_directory
@@ -73,6 +74,18 @@ def load_scorer(
     if headless:
         scorer.reset((scorer.head.in_features + 1) ** -0.5 if std is None else std, generator)
     return scorer
+
+
+def unembedding(name: str, device: torch.device | str = "cpu") -> nn.Module | None:
+    """The frozen head for next tokens of a language model; None if it is the embedding matrix (tied embeddings).
+
+    Raises UserError as `load` does, and if the logits are not the head's output on the trunk's hidden states.
+    """
+    found = load(name, device, "float32")
+    if not found.capabilities.linear:
+        raise UserError(f"{name} has no head that maps hidden states to logits.")
+    head: nn.Module = found.module.get_output_embeddings()
+    return None if head.weight is found.module.get_input_embeddings().weight else head.requires_grad_(False)
 
 
 def _load(

@@ -6,18 +6,25 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from foresight.data.text import TokenBatch
 from foresight.errors import UserError
-from foresight.nets.language.model import LanguageModel
+from foresight.nets.language import architecture
+from foresight.nets.language.model import LanguageModel, token_tree
+from foresight.ops.tokens import token_logprob
 
 
 class Scorer(nn.Module):
-    """The trunk of a language model and a linear scalar head, always in float32."""
+    """The trunk of a language model and a linear scalar head, always in float32.
+
+    `unembedding` is the head for next tokens that `steps_and_logprob` uses; None: the embedding matrix.
+    """
 
     def __init__(self, trunk: LanguageModel) -> None:
         super().__init__()
         self.trunk = trunk
+        self.unembedding: nn.Module | None = None
 
     @property
     def head(self) -> nn.Linear:
@@ -53,25 +60,55 @@ class Scorer(nn.Module):
 
     def scores(self, batch: TokenBatch) -> Tensor:
         """The score `[P, G]` of each whole completion, at its last sampled token: found by length, not by padding."""
-        return self.steps(batch).gather(-1, batch.last().to(self.trunk.device)[..., None])[..., 0]
+        return at_end(self.steps(batch), batch)
 
     def steps(self, batch: TokenBatch) -> Tensor:
         """The score `[P, G, T]` of a completion up to and including each token."""
         return self._outputs(batch, after=True)
 
+    def steps_and_logprob(self, batch: TokenBatch, modeled: Tensor) -> tuple[Tensor, Tensor]:
+        """As `steps`, and log π of the tokens where `modeled` (bool), 0 elsewhere: `[P, G, T]` each, from one pass."""
+        self._check_length(batch)
+        tree, path = token_tree(batch)
+        mask, modeled, device = batch.mask, modeled & batch.mask, self.trunk.device
+        nodes = path[modeled[mask]]
+        with self.trunk.precision():
+            hidden = self.trunk.states(tree)
+            logits = self.trunk.scaled(self._unembed(hidden[tree.parents[nodes].to(device)]))
+        logprob, _ = token_logprob(logits, tree.tokens[nodes].to(device))
+        empty = torch.zeros(mask.shape, device=device)
+        return self._scalars(hidden[path.to(device)], mask), empty.masked_scatter(modeled.to(device), logprob)
+
+    def _unembed(self, hidden: Tensor) -> Tensor:
+        if self.unembedding is not None:
+            logits: Tensor = self.unembedding(hidden)
+            return logits
+        return functional.linear(hidden, architecture.trunk(self.trunk.module).get_input_embeddings().weight)
+
     def _outputs(self, batch: TokenBatch, after: bool) -> Tensor:
+        self._check_length(batch)
+        with self.trunk.precision():
+            hidden = self.trunk.contexts(batch, after)
+        return self._scalars(hidden, batch.mask)
+
+    def _check_length(self, batch: TokenBatch) -> None:
         longest = int((batch.prompt_length[:, None] + batch.length).max())
         if longest > self.trunk.context:
             raise UserError(
                 f"A prompt with its completion has {longest} tokens, and the critic or reward model that reads it has "
                 f"a context of {self.trunk.context}: choose one with a longer context, or shorter texts."
             )
-        with self.trunk.precision():
-            hidden = self.trunk.contexts(batch, after)
+
+    def _scalars(self, hidden: Tensor, mask: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             outputs = hidden.float() @ self.head.weight[0]
-        mask = batch.mask.to(outputs.device)
+        mask = mask.to(outputs.device)
         return torch.zeros(mask.shape, device=outputs.device).masked_scatter(mask, outputs)
+
+
+def at_end(steps: Tensor, batch: TokenBatch) -> Tensor:
+    """The value `[P, G]` of `steps` `[P, G, T]` at the last token of each completion."""
+    return steps.gather(-1, batch.last().to(steps.device)[..., None])[..., 0]
 
 
 def completing(policy: LanguageModel, ids: Sequence[int], characters: Sequence[int]) -> list[int]:

@@ -21,7 +21,7 @@ from foresight.runtime import export, run
 from foresight.training import corpus
 from foresight.training.options import build_config
 from tests import tiny_language
-from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, same_gradients
+from tests.algorithms.language.supervised_runs import PAIRS, build, gradient, row_logprob, same_gradients
 from tests.sabotage import change, sabotaged_by, scaled, swap
 
 STEPS = [
@@ -210,3 +210,88 @@ def test_a_run_that_is_loaded_knows_whether_it_scores_steps(tmp_path):
     exported = export.export(done.path, "merged")
     again = pretrained.load_scorer(str(exported), precision="float32", trained=True)
     assert again.of_steps and again.delimiter == " +"
+
+
+def also_the_rejected(original):
+    return lambda mask, *rest: original(torch.ones_like(mask), *rest)
+
+
+@sabotaged_by("foresight.algorithms.language.reward_model.per_sequence", scaled(0.5), also_the_rejected)
+@pytest.mark.parametrize("micro_tokens", [1, 20, 10_000])
+def test_a_language_modeling_loss_on_the_chosen_answers_is_added(micro_tokens):
+    """The gradient is that of the plain loss and λ times that of the chosen answers' NLL, whatever the micro-batches."""
+    state, plain = (build(reward_model, lm_coef=c, micro_tokens=micro_tokens) for c in (0.7, 0.0))
+    rows, policy = reward_model._corpus(state, PAIRS), tiny_language.model()
+    batch = rows.batch(range(6))
+    both, metrics = gradient(reward_model, state, batch, PAIRS)
+    without, before = gradient(reward_model, plain, batch, PAIRS)
+    answers = zip(rows.prompts, rows.completions, strict=True)
+    nll = -sum(row_logprob(policy, prompt, chosen).mean() for prompt, (chosen, _) in answers) / 6
+    nll.backward()
+    assert math.isclose(metrics["lm_loss"], nll.item(), rel_tol=1e-5) and "lm_loss" not in before
+    assert math.isclose(metrics["loss"], before["loss"] + 0.7 * nll.item(), rel_tol=1e-5)
+    added = dict(policy.module.model.named_parameters())
+    names = [name for name, weight in state.scorer.trunk.module.named_parameters() if weight.requires_grad]
+    assert len(names) == len(added) + 1  # the scalar head
+    for name, mine, theirs in zip(names, both, without, strict=True):
+        known = added.get(name.removeprefix("model."))
+        expected = torch.zeros_like(mine) if known is None else 0.7 * known.grad
+        torch.testing.assert_close(mine - theirs, expected, atol=3e-6, rtol=1e-4)
+
+
+def every_token(original):
+    return lambda ends, labels: torch.ones_like(ends)
+
+
+@sabotaged_by("foresight.algorithms.language.reward_model.right_tokens", every_token)
+@pytest.mark.parametrize("micro_tokens", [1, 10_000])
+def test_of_labeled_steps_the_tokens_of_right_ones_are_modeled(micro_tokens):
+    """ "1 ab 345 <eos>": 1 is right in all rows, " ab" in two, and 345 with the end token in none."""
+    wrong = dataclasses.replace(STEPS[1], columns={**STEPS[1].columns, "labels": [False] * 3})
+    steps, state = [*STEPS, wrong], build(reward_model, lm_coef=0.5, micro_tokens=micro_tokens)
+    plain, rows, policy = build(reward_model), reward_model._corpus(state, steps), tiny_language.model()
+    both, metrics = gradient(reward_model, state, rows.batch(range(5)), steps)
+    without, before = gradient(reward_model, plain, rows.batch(range(5)), steps)
+    answers = zip(rows.prompts, rows.completions, (4, 1, 4, 1), strict=False)
+    nll = -sum(row_logprob(policy, prompt, answer)[:n].mean() for prompt, (answer,), n in answers) / 4
+    nll.backward()
+    assert math.isclose(metrics["lm_loss"], nll.item(), rel_tol=1e-5)
+    assert math.isclose(metrics["loss"], before["loss"] + 0.5 * nll.item(), rel_tol=1e-5)
+    first = next(p for p in policy.module.model.layers.parameters())
+    torch.testing.assert_close(both[1] - without[1], 0.5 * first.grad, atol=3e-6, rtol=1e-4)
+
+
+@sabotaged_by("foresight.nets.language.pretrained.unembedding", lambda f: lambda *args: None)
+def test_the_head_of_a_model_without_tied_embeddings_is_kept_as_it_is(tmp_path):
+    folder = str(tiny_language.byte_level(tmp_path / "model", tied=False))
+    state, policy = build(reward_model, model=folder, lm_coef=1.0), pretrained.load(folder, precision="float32")
+    rows = reward_model._corpus(state, PAIRS)
+    answers = zip(rows.prompts, rows.completions, strict=True)
+    nll = -sum(row_logprob(policy, prompt, chosen).mean().item() for prompt, (chosen, _) in answers) / 6
+    metrics = reward_model.update(state, rows.batch(range(6)), PAIRS)
+    assert math.isclose(metrics["lm_loss"], nll, rel_tol=1e-5)
+    assert torch.equal(state.scorer.unembedding.weight, policy.module.lm_head.weight)
+    exported = str(reward_model.export(state, tmp_path / "rm"))
+    with pytest.raises(UserError, match="needs a language model: .*leave --lm-coef out"):
+        build(reward_model, model=exported, lm_coef=1.0)
+    assert build(reward_model, model=exported).scorer.unembedding is None
+
+
+@pytest.mark.parametrize("lm_coef", [-0.1, math.nan, math.inf])
+def test_a_weight_of_language_modeling_below_0_is_refused(lm_coef):
+    with pytest.raises(UserError, match="lm_coef is .* at least 0"):
+        build(reward_model, lm_coef=lm_coef)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_run_with_a_language_modeling_loss_is_resumed_as_if_never_stopped(tmp_path, tied):
+    folder, rows = str(tiny_language.byte_level(tmp_path / "model", tied)), tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row.columns) + "\n" for row in PAIRS))
+    fields = {"task": str(rows), "model": folder, "show": False, "batch_size": 3, "lm_coef": 1.0}
+    fields |= {"precision": "float32", "learning_rate": 1e-3, "anneal_lr": False}
+    whole = run.train("reward_model", out=tmp_path / "whole", steps=4, **fields)
+    run.train("reward_model", out=tmp_path / "part", steps=2, **fields)
+    again = run.resume(tmp_path / "part", steps=4, show=False)
+    weights = [one.load().state.scorer.state_dict() for one in (whole, again)]
+    assert ("unembedding.weight" in weights[0]) != tied
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
