@@ -189,7 +189,7 @@ def step_loss(
 
 
 def right_tokens(ends: Tensor, labels: Tensor) -> Tensor:
-    """The tokens of right steps, bool `[P, T]`: each token belongs to the step that ends next; ends, labels `[P, T]`."""
+    """The tokens of right steps, bool `[P, T]`: a token belongs to the step that ends next; ends, labels `[P, T]`."""
     width = ends.shape[-1]
     places = torch.arange(width).where(ends, width)
     following = places.flip(-1).cummin(-1).values.flip(-1)  # `width` after the last step

@@ -219,7 +219,7 @@ def also_the_rejected(original):
 @sabotaged_by("foresight.algorithms.language.reward_model.per_sequence", scaled(0.5), also_the_rejected)
 @pytest.mark.parametrize("micro_tokens", [1, 20, 10_000])
 def test_a_language_modeling_loss_on_the_chosen_answers_is_added(micro_tokens):
-    """The gradient is that of the plain loss and λ times that of the chosen answers' NLL, whatever the micro-batches."""
+    """The gradient is that of the plain loss and λ times that of the chosen answers' NLL, however it is split."""
     state, plain = (build(reward_model, lm_coef=c, micro_tokens=micro_tokens) for c in (0.7, 0.0))
     rows, policy = reward_model._corpus(state, PAIRS), tiny_language.model()
     batch = rows.batch(range(6))
@@ -272,14 +272,14 @@ def test_the_head_of_a_model_without_tied_embeddings_is_kept_as_it_is(tmp_path):
     assert math.isclose(metrics["lm_loss"], nll, rel_tol=1e-5)
     assert torch.equal(state.scorer.unembedding.weight, policy.module.lm_head.weight)
     exported = str(reward_model.export(state, tmp_path / "rm"))
-    with pytest.raises(UserError, match="needs a language model: .*leave --lm-coef out"):
+    with pytest.raises(UserError, match=r"needs a language model: .*leave --lm-coef out"):
         build(reward_model, model=exported, lm_coef=1.0)
     assert build(reward_model, model=exported).scorer.unembedding is None
 
 
 @pytest.mark.parametrize("lm_coef", [-0.1, math.nan, math.inf])
 def test_a_weight_of_language_modeling_below_0_is_refused(lm_coef):
-    with pytest.raises(UserError, match="lm_coef is .* at least 0"):
+    with pytest.raises(UserError, match=r"lm_coef is .* at least 0"):
         build(reward_model, lm_coef=lm_coef)
 
 

@@ -37,6 +37,7 @@ SAMPLED = {
 CONTROL = ["ppo", "dqn", "sac_discrete"]
 PAIR = {"chosen": "3", "rejected": "aa"}
 ROWS = {"sft": {"completion": "3"}, "dpo": PAIR, "reward_model": PAIR}
+OPTIONS = {"reward_model": {"lm_coef": 1.0}}
 TINY = {"model": tiny_language.folder(), "precision": "float32", "seed": 3, "steps": 3, "learning_rate": 1e-2}
 
 
@@ -44,7 +45,8 @@ def _trained(name: str, rank: int, folder: Path) -> dict[str, Any]:
     data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", **ROWS[name]}) + "\n" for i in range(12)))
     # Parts of one row: of five, one process has nothing to do once.
-    return {"task": str(data), **TINY, "batch_size": 5, "micro_tokens": 1, **({"lora": rank} if rank else {})}
+    fields = {"task": str(data), **TINY, **OPTIONS.get(name, {}), "batch_size": 5, "micro_tokens": 1}
+    return {**fields, **({"lora": rank} if rank else {})}
 
 
 def _sampled(name: str, folder: Path) -> dict[str, Any]:
