@@ -290,7 +290,7 @@ def test_a_run_with_a_language_modeling_loss_is_resumed_as_if_never_stopped(tmp_
     fields = {"task": str(rows), "model": folder, "show": False, "batch_size": 3, "lm_coef": 1.0}
     fields |= {"precision": "float32", "learning_rate": 1e-3, "anneal_lr": False}
     whole = run.train("reward_model", out=tmp_path / "whole", steps=4, **fields)
-    run.train("reward_model", out=tmp_path / "part", steps=2, **fields)
+    run.train("reward_model", out=tmp_path / "part", steps=2, keep_optimizer=True, **fields)
     again = run.resume(tmp_path / "part", steps=4, show=False)
     weights = [one.load().state.scorer.state_dict() for one in (whole, again)]
     assert ("unembedding.weight" in weights[0]) != tied
