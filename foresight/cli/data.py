@@ -221,7 +221,11 @@ def data(
             )
             + "Raise --group or --max-new-tokens, or choose an easier task."
         )
-    screen.stdout().print(f"{progress.rows} {kind} from {total} prompts: {path}", markup=False, soft_wrap=True)
+    made = f"{progress.rows} {kind}"
+    if kind == "preferences":  # a reward model generalizes by many questions, not by many pairs of each
+        with path.open(encoding="utf-8") as lines:
+            made += f" on {len({json.dumps(json.loads(line)['prompt']) for line in lines})} different questions"
+    screen.stdout().print(f"{made} from {total} prompts: {path}", markup=False, soft_wrap=True)
     return 0
 
 
