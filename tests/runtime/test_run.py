@@ -123,10 +123,15 @@ def test_a_repeated_command_repeats_the_run(tmp_path: Path) -> None:
     assert contents(find_checkpoint(once.path)) != contents(find_checkpoint(other.path))
 
 
-# Forks a process for each line of Python that it reads: importing torch takes longer than the runs that are killed.
+# Forks a process for each line of Python that it reads: importing torch takes longer than the runs that are killed,
+# and so does what its optimizers and a run's first seconds import late.
 FORKS = """
 import os, sys
 import torch, foresight
+import torch._dynamo
+from foresight.algorithms.tabular import value_iteration
+from foresight.envs import make
+from foresight.runtime import session
 torch.set_num_threads(1)
 foresight.train, foresight.resume  # imported too
 for line in sys.stdin:
