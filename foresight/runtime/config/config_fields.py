@@ -17,6 +17,7 @@ RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  #
 # Each is at least 1.
 COUNTS = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "predict_tokens", "layers")
 ADDED = ("adam_eps", "adam_epsilon", "optimizer_epsilon")  # to the root mean square of gradients, which may be 0
+LARGEST = 2**63  # what a 64-bit integer cannot hold: neither a generator nor a tensor takes it
 SHARES = ("tau", "popart_rate")  # by which targets and moments move: with 0 they never do
 SAMPLING = ("max_new_tokens", "temperature", "prompts", "group", "batch_size")  # of text algorithms that sample
 
@@ -127,6 +128,8 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
         numbers = [x for x in values if isinstance(x, int | float)]
         if any(x != x for x in numbers):
             raise UserError(f"{name} must be a number, not {plain(value)}.")
+        if any(isinstance(x, int) and x >= LARGEST for x in numbers):
+            raise UserError(f"{name} must be less than 2**63, not {plain(value)}.")
         samples = "max_new_tokens" in config and name in SAMPLING  # a stricter rule follows below
         if "temperature" in name and not samples and any(x < 0 for x in numbers):
             raise UserError(f"{name} must be at least 0, not {plain(value)}.")

@@ -83,6 +83,8 @@ def test_a_dropout_of_all_or_less_than_none_is_refused(value: float) -> None:
     [
         ({"given": {"steps": -5}}, "steps must be at least 0, not -5."),
         ({"given": {"seed": -1}}, "seed must be at least 0, not -1."),
+        ({"given": {"seed": 2**63}}, "seed must be less than 2**63, not 9223372036854775808."),
+        ({"given": {"hidden": (64, 2**63)}}, "hidden must be less than 2**63, not 64 9223372036854775808."),
         ({"given": {"threads": -1}}, "threads must be at least 0, not -1."),
         ({"given": {"learning_starts": -1}}, "learning_starts must be at least 0, not -1."),
         ({"given": {"hidden": (64, 0)}}, "hidden must have widths of at least 1, not 64 0."),
