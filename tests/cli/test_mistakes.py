@@ -120,6 +120,14 @@ def test_what_an_environment_cannot_do_is_reported(push: Path, call: Callable) -
         (ModuleNotFoundError("No module named 'a_b'", name="a_b.c"), 2, "pip install a-b"),
         (OSError(errno.ENOSPC, "No space left on device", "/runs/x"), 2, "No space left on device: /runs/x"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "Permission denied: /x"),
+        (MemoryError("Unable to allocate 32.0 TiB"), 2, "not enough memory (Unable to allocate 32.0 TiB). Lower"),
+        (MemoryError(), 2, "There is not enough memory (MemoryError). Lower what needs most of it"),
+        (
+            RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error"),
+            2,
+            "not enough memory (can't allocate memory: you tried to allocate 8 bytes. Error). Lower",
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0"), 2, "Tried to allocate 2 GiB). Lower"),
         (KeyboardInterrupt("Stopped. Continue with: foresight resume r"), 130, "foresight resume r"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -147,7 +155,13 @@ def test_warnings_of_the_package_are_notes(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.parametrize(
-    "raised", [ValueError("a bug"), ModuleNotFoundError("x", name="foresight.gone"), OSError(errno.EIO, "broken")]
+    "raised",
+    [
+        ValueError("a bug"),
+        RuntimeError("a bug"),
+        ModuleNotFoundError("x", name="foresight.gone"),
+        OSError(errno.EIO, "broken"),
+    ],
 )
 def test_our_own_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch, raised: Exception) -> None:
     def fail(argv: list[str]) -> int:
