@@ -22,6 +22,8 @@ Start with `foresight train value_iteration --env GridWorld8x8` (a second), `for
 """
 PACKAGE = Path(__file__).parents[1]  # the files of `foresight`
 MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+# How torch reports it, on a CPU and on a GPU: as a RuntimeError, which is also raised for bugs.
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 # The extra that installs each module; a module that is not listed is installed under its own name.
 EXTRA_OF = {
     "ale_py": "atari", "cv2": "atari", "Box2D": "box2d", "mujoco": "mujoco", "minigrid": "minigrid",
@@ -73,6 +75,13 @@ def _run(argv: Sequence[str] | None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
             raise
         return _fail(f"{error.strerror}: {error.filename or 'the disk'}")
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)):
+            raise
+        return _fail(
+            f"There is not enough memory ({_first_line(error)}). Lower what needs most of it, such as --replay-size, "
+            "--batch-size, --num-envs or --micro-tokens; a run that has a checkpoint continues with foresight resume."
+        )
     except KeyboardInterrupt as stop:
         if str(stop):  # a stopped run prints how to resume it
             _print(str(stop))
@@ -121,6 +130,11 @@ def _format(plain: Callable[..., str], message: Warning | str, category: type[Wa
     if category is UserWarning and Path(file).is_relative_to(PACKAGE):
         return f"note: {message}\n"
     return plain(message, category, file, *rest)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).partition("\n")[0].rstrip(".")
+    return text.rpartition("CPUAllocator: ")[2] or type(error).__name__
 
 
 def _fail(message: str) -> int:

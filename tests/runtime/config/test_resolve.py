@@ -111,6 +111,9 @@ def test_settings_that_no_run_can_have_are_refused(options: dict[str, Any], repo
     [
         ("storm", "CartPole-v1", {"agent_max_grad_norm": -1.0}, "agent_max_grad_norm must be more than 0, not -1.0"),
         ("behavior_cloning", "CartPole-v1", {"weight_decay": -1.0}, "weight_decay must be at least 0, not -1.0"),
+        ("dqn", "CartPole-v1", {"adam_epsilon": float("inf")}, "adam_epsilon must be finite, not inf"),
+        ("ppo", "CartPole-v1", {"value_coef": -0.5}, "value_coef must be at least 0, not -0.5: below, the loss"),
+        ("dreamer", "CartPole-v1", {"dynamics_coef": -1.0}, "dynamics_coef must be at least 0, not -1.0: below"),
         ("planet", "Pendulum-v1", {"adam_eps": 0.0}, "adam_eps must be more than 0, not 0.0"),
     ],
 )
