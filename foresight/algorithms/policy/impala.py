@@ -217,6 +217,7 @@ def _check(config: Config) -> None:
     errors.at_least(1, config, "num_envs", "rollout_steps", "rollouts_per_update")
     if config.state_dependent_noise is not None:
         errors.at_least(1, config, "state_dependent_noise")
+    errors.at_least(0, config, "clip_c", "clip_pg")  # below, an importance weight would change its sign
     if config.clip_c > config.clip_rho:
         raise UserError(f"clip_c must be at most clip_rho ({config.clip_rho}), not {config.clip_c}; see §4.1.")
     if config.max_lag is not None and config.max_lag < 0:

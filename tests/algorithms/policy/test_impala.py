@@ -210,6 +210,8 @@ MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
     ({"rollouts_per_update": 0}, "rollouts_per_update must be at least 1"),
     ({"clip_c": 2.0}, "clip_c must be at most clip_rho"),
+    ({"clip_c": -1.0}, "clip_c must be at least 0"),
+    ({"clip_pg": -1.0}, "clip_pg must be at least 0"),
     ({"max_lag": -1}, "max_lag must be at least 0"),
     ({"optimizer": "adm"}, "Did you mean 'adam'"),
     ({"precision": "half"}, "Unknown precision 'half'"),
