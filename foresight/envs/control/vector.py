@@ -208,6 +208,7 @@ def observation_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
                 )
         if parts:
             return gs.Dict({key: observation_space(part, name) for key, part in parts.items()})
+    _check_size(space, name, "observation")
     if isinstance(space, gs.Box):
         return space if space.dtype == dtype(space.dtype) else _box(space)
     if isinstance(space, _PARTS):
@@ -218,12 +219,21 @@ def observation_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
     )
 
 
+def _check_size(space: gs.Space[Any], name: str, what: str) -> None:
+    if isinstance(space, gs.Box) and 0 in space.shape:
+        raise UserError(
+            f"Environment '{name}' has the {what} space {space}, which holds no number. Wrap it so that it has at least "
+            "one, such as a constant."
+        )
+
+
 def _is_text(space: gs.Space[Any]) -> bool:
     return space.dtype is not None and np.dtype(space.dtype).kind in "US"
 
 
 def action_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
     """The space of action tensors for `space`: Discrete counts from 0. Raises UserError for other kinds."""
+    _check_size(space, name, "action")
     if isinstance(space, gs.Discrete):
         return gs.Discrete(int(space.n))
     if isinstance(space, gs.MultiDiscrete) and space.nvec.ndim == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
-from foresight.envs.control import engines
+from foresight.envs.control import engines, vector
 from foresight.envs.control.wrappers import frame_stack
 from foresight.envs.make import make
 from foresight.errors import UserError
@@ -426,6 +427,12 @@ def test_spaces_that_are_no_tensors_are_refused() -> None:
     assert "the observation space Tuple" in error("tests.envs.example_envs:ForesightOdd-v0", obs=True)
     assert "the action space Tuple" in error("tests.envs.example_envs:ForesightOdd-v0", obs=False)
     assert "several players" in error("TicTacToe-v1")
+
+
+@pytest.mark.parametrize(("of", "what"), [(vector.observation_space, "observation"), (vector.action_space, "action")])
+def test_a_space_without_a_number_is_refused(of: Callable[..., object], what: str) -> None:
+    with pytest.raises(UserError, match=rf"'Empty-v0' has the {what} space Box.*holds no number. Wrap it"):
+        of(gs.Box(-1, 1, (0,)), "Empty-v0")
 
 
 @pytest.mark.parametrize("engine", ["native", "envpool", "gymnasium"])
