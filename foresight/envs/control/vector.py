@@ -222,8 +222,8 @@ def observation_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
 def _check_size(space: gs.Space[Any], name: str, what: str) -> None:
     if isinstance(space, gs.Box) and 0 in space.shape:
         raise UserError(
-            f"Environment '{name}' has the {what} space {space}, which holds no number. Wrap it so that it has at least "
-            "one, such as a constant."
+            f"Environment '{name}' has the {what} space {space}, which holds no number. Wrap it so that it has at "
+            "least one, such as a constant."
         )
 
 
