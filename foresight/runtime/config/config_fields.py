@@ -153,10 +153,12 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
             raise UserError(f"{name} must be more than 0, not {value}; inf clips no gradient.")
         if name == "kl_coef" and not value >= 0:
             raise UserError(f"{name} must be at least 0, not {value}: below, the distance would be rewarded.")
+        if name.endswith("_coef") and name not in ("kl_coef", "entropy_coef") and not value >= 0:
+            raise UserError(f"{name} must be at least 0, not {value}: below, the loss that it weighs would rise.")
         if name == "clip_reward" and not value > 0:
             raise UserError(f"{name} must be more than 0, not {value}: it bounds the size of a reward.")
-        if name in ADDED and not value > 0:
-            raise UserError(f"{name} must be more than 0, not {value}.")
+        if name in ADDED and not 0 < value < math.inf:
+            raise UserError(f"{name} must be {'more than 0' if value < 1 else 'finite'}, not {value}.")
         if name in SHARES and not 0 < value <= 1:
             raise UserError(f"{name} must be more than 0 and at most 1, not {value}.")
     starts, steps = config.get("learning_starts"), config.get("steps", math.inf)
