@@ -15,8 +15,9 @@ With `lm_coef` above 0 the projection to the vocabulary is kept beside the score
     L(θ) + λ E[ −1/|y_c| Σ_t log π_θ(y_ct | x, y_c<t) ]
 
 of the chosen answers or, with labeled steps, of the tokens of right steps. A tied projection, the embedding matrix,
-learns too; another one, which the export does not contain, stays as it is. Yang et al. weight the terms α and 1 − α,
-which is λ = α / (1 − α) but for the scale of the loss, and take −log σ(β log π(y_c|x)) for the loss of an answer.
+learns too, unless adapters are trained; another one, which the export does not contain, stays as it is. Yang et al.
+weight the terms α and 1 − α, which is λ = α / (1 − α) but for the scale of the loss, and take −log σ(β log π(y_c|x))
+for the loss of an answer.
 
 Kept: both. The last token of an answer is its end token. Left out: a third class "neutral" for steps.
 """
