@@ -112,21 +112,25 @@ def test_ipo_is_trls_where_it_is_normalized_by_length():
     assert abs(_pairs("ipo", 0.0, False)[0] - FILE["losses"]["ipo"]["loss"]) > 1e-3
 
 
+def _side(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack(x.chunk(2), 1)
+
+
+def _side_by_side() -> TokenBatch:
+    length, tokens = _side(GIVEN["mask"].sum(1).long()), torch.zeros(4, 2, 6, dtype=torch.int64)
+    return TokenBatch(tokens[:, 0], length[:, 0], tokens, length, torch.zeros(4, 2, 6), length > 0)
+
+
 def _pairs(loss: str, smoothing: float, length_normalized: bool) -> tuple[float, torch.Tensor]:
     """TRL has the chosen answers in the first half of the rows; we have them side by side, `[P, 2, T]`."""
     mask = GIVEN["mask"]
     known = (GIVEN["logprob"] * mask).clone().requires_grad_()
 
-    def side(x: torch.Tensor) -> torch.Tensor:
-        return torch.stack(x.chunk(2), 1)
-
-    length = side(mask.sum(1).long())
-    tokens = torch.zeros(4, 2, 6, dtype=torch.int64)
-    batch = TokenBatch(tokens[:, 0], length[:, 0], tokens, length, torch.zeros(4, 2, 6), length > 0)
+    batch = _side_by_side()
     state = SimpleNamespace(
         config=dpo.Config(beta=0.3, loss=loss, label_smoothing=smoothing, length_normalized=length_normalized),
-        policy=SimpleNamespace(logprob=lambda _: (side(known), None)),
-        reference=SimpleNamespace(logprob=lambda _: (side(GIVEN["reference"] * mask), None)),
+        policy=SimpleNamespace(logprob=lambda _: (_side(known), None)),
+        reference=SimpleNamespace(logprob=lambda _: (_side(GIVEN["reference"] * mask), None)),
     )
     value, _ = dpo.loss(state, batch, 4)
     value.backward()
@@ -136,12 +140,13 @@ def _pairs(loss: str, smoothing: float, length_normalized: bool) -> tuple[float,
 @sabotaged_by("foresight.ops.preference.bradley_terry", swap("chosen", "rejected"))
 @sabotaged_by("foresight.ops.preference.centering", scaled(0.5))
 def test_reward_models():
-    scores = GIVEN["rewards"].clone().requires_grad_()
+    scores, batch = GIVEN["rewards"].clone().requires_grad_(), _side_by_side()
+    at_end = torch.nn.functional.one_hot(batch.last(), batch.completion.shape[-1])
     state = SimpleNamespace(
         config=reward_model.Config(centering=0.1),
-        scorer=SimpleNamespace(scores=lambda _: torch.stack(scores.chunk(2), 1)),
+        scorer=SimpleNamespace(steps=lambda _: at_end * _side(scores)[..., None]),
     )
-    loss, _ = reward_model.pair_loss(state, _batch(), GIVEN["margin"], 4)
+    loss, _ = reward_model.pair_loss(state, batch, GIVEN["margin"], 4)
     loss.backward()
     _same("bradley_terry", loss.item(), scores.grad[:, None])
 
