@@ -75,7 +75,7 @@ class Config:
     margin: bool = True
     """Whether the column `margin`, if there is one, is m (Llama 2, arXiv:2307.09288)."""
     lm_coef: float = 0.0
-    """λ: weight of the language-modeling loss (Yang et al.: 0.01)."""
+    """λ: weight of the language-modeling loss on chosen answers or right steps. 0: none."""
     learning_rate: float = 1e-5
     """AdamW (paper: 9e-6 for 6B parameters)."""
     tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
