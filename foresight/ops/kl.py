@@ -11,6 +11,8 @@ estimator may be used in two places, which need different ones:
 - in the *loss*, differentiated: `k2`, whose gradient (log π - log π_ref) · ∇log π is, on average over
   x ~ π, the gradient of KL(π ‖ π_ref). The gradient of `k1` is zero on average: it only adds noise. That of
   `k3` is the gradient of the *other* divergence, KL(π_ref ‖ π).
+
+Shapes that differ raise ValueError, except that a scalar fits any shape.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from foresight.ops import shapes
+
 
 def k1(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
     """log π - log π_ref: unbiased as a value, often negative. Any one shape."""
+    shapes.same(logprob=logprob, ref_logprob=ref_logprob)
     return logprob - ref_logprob
 
 
 def k2(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
     """½ (log π - log π_ref)²: never negative, biased as a value, right as a loss. Any one shape."""
+    shapes.same(logprob=logprob, ref_logprob=ref_logprob)
     return 0.5 * (logprob - ref_logprob).square()
 
 
@@ -35,6 +41,7 @@ def k3(logprob: Tensor, ref_logprob: Tensor) -> Tensor:
     d is clamped to ±20, so that a token of almost no probability cannot give inf. The KL term of
     GRPO (Shao et al. 2024, arXiv:2402.03300, eq. 4).
     """
+    shapes.same(logprob=logprob, ref_logprob=ref_logprob)
     difference = (ref_logprob - logprob).clamp(-20, 20)
     return torch.expm1(difference) - difference
 
@@ -72,6 +79,7 @@ def normal(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tens
 
     Shapes: all `[..., D]`; returns `[...]`.
     """
+    shapes.same(mean=mean, std=std, ref_mean=ref_mean, ref_std=ref_std)
     variance_ratio = (std / ref_std).square()
     distance = ((mean - ref_mean) / ref_std).square()
     return 0.5 * (variance_ratio + distance - 1 - variance_ratio.log()).sum(-1)

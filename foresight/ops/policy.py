@@ -1,13 +1,15 @@
 """Policy losses, one value per step: `[B, T]` to `[B, T]`. `ops/aggregate.py` reduces them to a scalar.
 
 A step is an environment step or a token. `advantage` is data: no gradient flows into it. All losses are to be
-minimized.
+minimized. Shapes that differ raise ValueError: a loss never broadcasts, except with a scalar.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from foresight.ops import shapes
 
 # e²⁰ is far outside any clip range, and a larger exponent would turn into inf, then inf · 0 = NaN.
 LOG_RATIO_LIMIT = 20.0
@@ -18,6 +20,7 @@ def reinforce(logprob: Tensor, advantage: Tensor) -> Tensor:
 
     Shapes: logprob, advantage `[B, T]`; returns `[B, T]`. Source: Williams 1992, theorem 1.
     """
+    shapes.same(logprob=logprob, advantage=advantage)
     return -logprob * advantage.detach()
 
 
@@ -27,6 +30,7 @@ def ratio(logprob: Tensor, old_logprob: Tensor) -> Tensor:
     Shapes: logprob, old_logprob `[B, T]`; returns `[B, T]`. Exactly 1 where the two are equal. No gradient flows into
     `old_logprob`. Source: Schulman et al. 2017 (arXiv:1707.06347), §3.
     """
+    shapes.same(logprob=logprob, old_logprob=old_logprob)
     return (logprob - old_logprob.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
@@ -74,6 +78,7 @@ def sequence_ratio(logprob: Tensor, old_logprob: Tensor, mask: Tensor) -> Tensor
 
     Becomes `ratio` when every sequence has one step.
     """
+    shapes.same(logprob=logprob, old_logprob=old_logprob, mask=mask)
     difference = (logprob - old_logprob.detach()).masked_fill(mask == 0, 0)
     mean = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     return mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().expand_as(logprob)
@@ -97,6 +102,7 @@ def clipped_surrogate(
     Becomes `reinforce` in its gradient when ratio is 1, and the plain importance-weighted loss -ρ A when the
     clip range is infinite.
     """
+    shapes.same(ratio=ratio, advantage=advantage)
     advantage = advantage.detach()
     high = clip_low if clip_high is None else clip_high
     loss = torch.maximum(-ratio * advantage, -ratio.clamp(1 - clip_low, 1 + high) * advantage)
@@ -116,6 +122,7 @@ def clipped_weight(
 
     Becomes `reinforce` when ratio is 1.
     """
+    shapes.same(logprob=logprob, ratio=ratio, advantage=advantage)
     weight = ratio.detach().clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
     return reinforce(logprob, weight * advantage)
 
@@ -134,6 +141,7 @@ def clip_fraction(ratio: Tensor, clip_low: float, clip_high: float | None = None
 
     Shapes: ratio, mask `[B, T]` (mask None: no step is masked); returns a scalar.
     """
+    shapes.same(ratio=ratio, mask=mask)
     high = clip_low if clip_high is None else clip_high
     outside = ((ratio < 1 - clip_low) | (ratio > 1 + high)).to(ratio.dtype)
     if mask is None:

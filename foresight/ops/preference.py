@@ -4,7 +4,8 @@
 
     D = (log π(y_c|x) - log π_ref(y_c|x)) - (log π(y_r|x) - log π_ref(y_r|x))
 
-β·D is the margin of the implicit rewards. All losses are to be minimized.
+β·D is the margin of the implicit rewards. All losses are to be minimized. Shapes that differ raise ValueError, except
+that a scalar fits any shape.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from foresight.ops import shapes
 
 NEARLY_SURE = -1e-6  # upper bound of a mean log-probability: at probability 1 the odds are infinite
 
@@ -22,6 +25,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0
     Shapes: all `[B]`; returns `[B]`. Source: Bradley & Terry 1952; with a margin: Llama 2, Touvron et al. 2023
     (arXiv:2307.09288), eq. 2.
     """
+    shapes.same(chosen=chosen, rejected=rejected, margin=margin)
     return -functional.logsigmoid(chosen - rejected - margin)
 
 
@@ -30,6 +34,7 @@ def centering(chosen: Tensor, rejected: Tensor) -> Tensor:
 
     Shapes: all `[B]`; returns `[B]`. Source: Eisenstein et al. 2023 (arXiv:2312.09244), eq. 2.
     """
+    shapes.same(chosen=chosen, rejected=rejected)
     return (chosen + rejected).square()
 
 
@@ -89,6 +94,7 @@ def kto(
     Shapes: log_ratio `[B]`, desirable `[B]` bool; returns `[B]`. Source: Ethayarajh et al. 2024 (arXiv:2402.01306),
     eq. 8.
     """
+    shapes.same(log_ratio=log_ratio, reference_point=reference_point, desirable=desirable)
     margin = beta * (log_ratio - reference_point)
     weight = torch.where(desirable, desirable_weight, undesirable_weight).to(margin)
     return weight * torch.sigmoid(torch.where(desirable, -margin, margin))  # 1 - σ(x) = σ(-x)
@@ -100,6 +106,7 @@ def odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
     Shapes: mean log-probabilities per token, log P, `[B]` each, at most 0; returns `[B]`. Source: Hong et al. 2024
     (arXiv:2403.07691), eq. 3, 4 and 7.
     """
+    shapes.same(chosen=chosen, rejected=rejected)
     return -functional.logsigmoid(_log_odds(chosen) - _log_odds(rejected))
 
 

@@ -12,6 +12,7 @@
 differ in the value of the successor and in the number of rewards before it. In Double Q-learning one table selects
 the action and another evaluates it. Shapes: scalars `[B, T]`, `discount` as in a `Trajectory` (0 where the episode
 ended, else γ), action values `[B, T, A]` of the *true successor*. An invalid action has the value -inf.
+Shapes that differ raise ValueError, except that a scalar fits any shape.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresight.ops import returns
+from foresight.ops import returns, shapes
 
 
 def moved(value: Tensor, target: Tensor, step_size: float | Tensor) -> Tensor:
@@ -35,6 +36,7 @@ def td(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
 
     Every one-step target below is this, with its own `next_value`.
     """
+    shapes.same(reward=reward, discount=discount, next_value=next_value)
     return reward + discount * next_value
 
 
@@ -91,11 +93,13 @@ def monte_carlo(reward: Tensor, discount: Tensor, cut: Tensor, mask: Tensor | No
 
 def taken(q: Tensor, action: Tensor) -> Tensor:
     """q(s, a) of the actions taken: `[..., A]` and `[...]` give `[...]`."""
+    shapes.same(action=action, q=q[..., 0])
     return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def expected(q: Tensor, policy: Tensor) -> Tensor:
     """Σ_a π(a|s) q(s, a): `[..., A]` both, gives `[...]`. An action of probability 0 adds 0, even at -inf."""
+    shapes.same(q=q, policy=policy)
     return torch.where(policy > 0, policy * q, 0.0).sum(-1)
 
 

@@ -1,4 +1,7 @@
-"""Value losses, one value per step: `[B, T]` to `[B, T]`. The target is data: no gradient flows into it."""
+"""Value losses, one value per step: `[B, T]` to `[B, T]`. The target is data: no gradient flows into it.
+
+Shapes that differ raise ValueError: a loss never broadcasts, except with a scalar.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresight.ops import shapes
+
 
 def squared_loss(value: Tensor, target: Tensor) -> Tensor:
     """Half the squared error: ½ (V - G)².
 
     Shapes: value, target `[B, T]`; returns `[B, T]`. The half makes the gradient V - G.
     """
+    shapes.same(value=value, target=target)
     return 0.5 * (value - target.detach()).square()
 
 
@@ -23,6 +29,7 @@ def clipped_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float) 
 
     Becomes `squared_loss` when V stays within `clip` of V_old.
     """
+    shapes.same(value=value, old_value=old_value)
     old_value = old_value.detach()
     near = old_value + (value - old_value).clamp(-clip, clip)
     return torch.maximum(squared_loss(value, target), squared_loss(near, target))
@@ -58,6 +65,7 @@ def huber_loss(value: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
 
     Becomes `squared_loss` when every error is within δ.
     """
+    shapes.same(value=value, target=target)
     return functional.huber_loss(value, target.detach(), reduction="none", delta=delta)
 
 
@@ -68,6 +76,7 @@ def double_q_target(reward: Tensor, discount: Tensor, next_value: Tensor, choice
     Sources: Mnih et al. 2015 (Nature 518), where `choice` is the argmax of `next_value`; van Hasselt et al. 2016
     (arXiv:1509.06461), eq. 4, where it is the argmax of the online network.
     """
+    shapes.same(reward=reward, discount=discount, choice=choice)
     return reward + discount * next_value.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 
