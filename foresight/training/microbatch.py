@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 import torch
@@ -150,7 +150,7 @@ def step(
     parameters = [p for settings in optimizer.param_groups for p in settings["params"]]
     norm = distributed.full(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)).item()
     metrics = {"loss": total, "grad_norm": norm, "learning_rate": learning_rate}
-    if not (math.isfinite(total) and math.isfinite(norm)):
+    if not finite(metrics):
         optimizer.zero_grad()
         return metrics
     for settings in optimizer.param_groups:
@@ -158,6 +158,11 @@ def step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)  # reuse gradient memory, which is as large as the model
     return metrics | sums
+
+
+def finite(metrics: Mapping[str, float]) -> bool:
+    """Whether `step` made a step. If not, no other step of the update may follow: the run ends with these weights."""
+    return math.isfinite(metrics["loss"] + metrics["grad_norm"])
 
 
 def fit(
@@ -258,7 +263,7 @@ def descend(
             with state.policy.precision():  # around all parts, so that the weights are cast once
                 losses = (functools.partial(micro_loss, i, j) for j in range(len(parts)))
                 results.append(step(state.optimizer, losses, _rate(state), state.config.tuning.max_grad_norm, tokens))
-            if not math.isfinite(results[-1]["loss"] + results[-1]["grad_norm"]):
+            if not finite(results[-1]):
                 return metrics | results[-1]
         metrics = mean(results)
     return metrics

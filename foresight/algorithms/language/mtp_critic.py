@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +46,7 @@ from foresight.ops.tokens import token_divergence, token_logprob
 from foresight.ops.value import huber_loss
 from foresight.planning.generation.rollout import answer, sample
 from foresight.training import language
-from foresight.training.microbatch import check_minibatches, plan, record_old_policy, step
+from foresight.training.microbatch import check_minibatches, finite, plan, record_old_policy, step
 from foresight.training.optim import track
 from foresight.training.options import Tuning
 
@@ -271,7 +270,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                 results.append(
                     step(state.optimizer, losses, config.learning_rate * scale, tuning.max_grad_norm, tokens)
                 )
-            if not math.isfinite(results[-1]["loss"] + results[-1]["grad_norm"]):
+            if not finite(results[-1]):
                 state.head_optimizer.zero_grad()
                 return metrics | results[-1]
             # The heads already have gradients; they are clipped separately, not together with the trunk's.

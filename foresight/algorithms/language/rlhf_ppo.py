@@ -38,7 +38,7 @@ from foresight.ops.returns import gae
 from foresight.ops.value import clipped_loss
 from foresight.planning.generation.rollout import TextRollout, answer, check_lengths, complete, sample
 from foresight.training import language
-from foresight.training.microbatch import check_minibatches, gather, split, step
+from foresight.training.microbatch import check_minibatches, finite, gather, split, step
 from foresight.training.options import Tuning
 
 KIND = "text"
@@ -263,6 +263,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                         config.tuning.max_grad_norm,
                         int(batch.mask[groups].sum()),
                     )
+                    if not finite(actor):
+                        return metrics | actor
                 critic = step(
                     state.critic_optimizer,
                     (functools.partial(value_loss, state, *one) for one in micro_batches),
@@ -270,6 +272,8 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
                     config.tuning.max_grad_norm,
                 )
             passes.append({**actor, "value_loss": critic["loss"], "critic_grad_norm": critic["grad_norm"]})
+            if not finite(critic):
+                return metrics | passes[-1]
     return metrics | mean(passes)
 
 

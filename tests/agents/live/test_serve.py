@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -423,14 +423,49 @@ def test_a_page_from_elsewhere_is_refused(live: Served) -> None:
     assert live.post("/v1/sessions/a/forget") == (200, {"forgotten": 0})
 
 
-def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> None:
+class Over(Exception):
+    """Ends `follow`, which never returns."""
+
+
+Followed = Callable[[Callable[[str], LanguageModel]], None]
+
+
+@pytest.fixture
+def follow(live: Served) -> Iterator[Followed]:
+    """Starts `serve.follow` in a thread, which ends with the test."""
+    store, over = Store(live.store.folder), threading.Event()
+    real, threads = store.active, list[threading.Thread]()
+
+    def active() -> int:
+        if over.is_set():
+            raise Over
+        return real()
+
+    def work(load: Callable[[str], LanguageModel]) -> None:
+        with contextlib.suppress(Over):
+            serve.follow(store, live.engine, load, 0.01)
+
+    def start(load: Callable[[str], LanguageModel]) -> None:
+        store.active = active  # type: ignore[method-assign]
+        threads.append(threading.Thread(target=work, args=(load,), daemon=True))
+        threads[-1].start()
+
+    yield start
+    over.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    store.close()
+
+
+def test_weights_change_under_load_and_no_request_is_refused(live: Served, follow: Followed) -> None:
     loaded = []
 
     def load(folder: str) -> LanguageModel:
         loaded.append(folder)
         return model(int(folder))
 
-    threading.Thread(target=serve.follow, args=(live.store, live.engine, load, 0.01), daemon=True).start()
+    follow(load)
 
     def client(number: int) -> list[int]:
         return [int(live.ask("hi", session=f"s{number}").model.removeprefix("live-")) for _ in range(6)]
@@ -449,13 +484,15 @@ def test_weights_change_under_load_and_no_request_is_refused(live: Served) -> No
     assert len(live.store.turns()) == 48 and {t.version for t in live.store.turns()} <= {0, 1, 2}
 
 
-def test_a_version_that_cannot_be_loaded_is_logged_and_the_one_before_it_answers(live: Served) -> None:
+def test_a_version_that_cannot_be_loaded_is_logged_and_the_one_before_it_answers(
+    live: Served, follow: Followed
+) -> None:
     def load(folder: str) -> LanguageModel:
         if folder == "1":
             raise OSError("model.safetensors is incomplete")
         return model(int(folder))
 
-    threading.Thread(target=serve.follow, args=(live.store, live.engine, load, 0.01), daemon=True).start()
+    follow(load)
     live.store.publish(1, "1", {}, [])
     end = time.monotonic() + 10
     while not live.store.events() and time.monotonic() < end:
@@ -468,10 +505,6 @@ def test_a_version_that_cannot_be_loaded_is_logged_and_the_one_before_it_answers
     while live.ask("hi").model != "live-2" and time.monotonic() < end:
         pass
     assert live.ask("hi").model == "live-2"
-
-
-class Over(Exception):
-    """Ends `follow`, which never returns."""
 
 
 def test_versions_are_followed_again_when_the_database_answers_again(

@@ -178,6 +178,22 @@ def test_an_unscorable_answer_trains_neither_model():
     assert all(math.isfinite(v) for v in rlhf_ppo.update(state, batch, rewards).values())
 
 
+@sabotaged_by("foresight.training.microbatch.finite", lambda f: lambda metrics: True)
+@pytest.mark.parametrize("field", ["advantage", "target"])
+def test_after_a_loss_that_is_not_finite_there_is_no_other_step(field, monkeypatch):
+    state, batch = _rollout(minibatches=6)
+    first = torch.randperm(6, generator=torch.Generator().set_state(state.generator.get_state()))[0]
+    targets, metrics = rlhf_ppo.prepare(state, batch, REWARDS)
+    getattr(targets, field)[first] = math.nan
+    monkeypatch.setattr(rlhf_ppo, "prepare", lambda *_: (targets, metrics))
+    optimizers = [state.critic_optimizer, *([state.optimizer] if field == "advantage" else [])]  # the actor is first
+    weights = [x for one in optimizers for group in one.param_groups for x in group["params"]]
+    before = [x.detach().clone() for x in weights]
+    found = rlhf_ppo.update(state, batch, REWARDS)
+    assert math.isnan(found["loss" if field == "advantage" else "value_loss"])
+    assert all(torch.equal(x, y) for x, y in zip(weights, before, strict=True))
+
+
 @sabotaged_by("foresight.training.microbatch.gather", lambda f: lambda *args: f(*args).flip(-1))
 def test_a_reward_model_scores_the_sampled_ids(tmp_path):
     """The reward model gets the sampled ids, not a text that is tokenized again.
