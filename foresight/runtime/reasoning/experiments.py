@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,58 +106,82 @@ def _share(before: list[list[float]], after: list[list[float]], score: float) ->
 def query_time_countdown(quick: bool, picture: Path) -> Values:
     """All methods on the model of solutions alone, with the exact verifier, at equal budgets."""
     task = make("countdown", **_env("pretrain", "countdown-steps"))
-    policy = _policy("pretrain-countdown-steps")
-    document = _query_time(task, policy, verifiers.exact(task), picture, 16, 1024)
+    policies = {seed: _policy("pretrain-countdown-steps", seed) for seed in _seeds("pretrain-countdown-steps")}
+    verifies = dict.fromkeys(policies, verifiers.exact(task))
+    document = _query_time(task, policies, verifies, picture, 16, 1024)
     return {"what": "query-time methods on Countdown, exact verifier", **document}
 
 
 def query_time_sums(quick: bool, picture: Path) -> Values:
     """All methods on chains of sums, at equal budgets; the verifier is the likelihood of a model trained longer."""
     task = make("chains", **_env("pretrain", "chains-sums-rough"))
-    policy, verify = _policy("pretrain-chains-sums-rough"), verifiers.likelihood(_policy("pretrain-chains-sums"))
-    document = _query_time(task, policy, verify, picture, 48, 3072)
+    policies = {seed: _policy("pretrain-chains-sums-rough", seed) for seed in _seeds("pretrain-chains-sums-rough")}
+    verifies = {seed: verifiers.likelihood(_policy("pretrain-chains-sums", seed)) for seed in policies}
+    document = _query_time(task, policies, verifies, picture, 48, 3072)
     return {"what": "query-time methods on sums, verified by the likelihood of a model trained longer", **document}
 
 
 def process_rewards(quick: bool, picture: Path) -> Values:
-    """Best-of-N and votes on sums, by two reward models, a likelihood, and a hacked one of it, N = 1 … 64."""
+    """Best-of-N and votes on sums, by two reward models, a likelihood, and a hacked one of it, N = 1 … 64.
+
+    The reward models of all seeds are for the same policy, which answered what they learned from.
+    """
     task = make("chains", **_env("pretrain", "chains-sums-early"))
     policy, examples = _policy("pretrain-chains-sums-early"), list(task.test)[:100]
-    mind = Mind(policy, 48)
+    seeds = [seed for seed in _seeds("reward_model-chains-steps") if seed in _seeds("reward_model-chains-pairs")]
+    each = [_rewards(policy, task, examples, seed) for seed in seeds]
+    document: Values = {"what": "rewards of outcomes and of steps on sums", "seeds": seeds, "questions": len(examples)}
+    document |= _mean_of_all(each)
+    last, first = document["n"]["64"], document["n"]["1"]
+    names = list(document["auc"])
+    document["weighted_gain"] = {name: last[f"weighted_{name}"] - last["majority"] for name in names}
+    document["hacked_decline"] = max(row["best_hacked"] for row in document["n"].values()) - last["best_hacked"]
+    document["gain"] = {name: last[f"best_{name}"] - first[f"best_{name}"] for name in names}
+    document["each"] = each
+    _draw(document["n"], picture)
+    return document
+
+
+def _rewards(policy: LanguageModel, task: TextTask, examples: Sequence[Example], seed: int) -> Values:
+    """AUC of each verifier and accuracies for each N, by the reward models and the likelihood of one seed."""
+    mind = Mind(policy, 48, generator=torch.Generator().manual_seed(seed))
     groups = mind.sample([tuple(policy.encode(e.prompt)) for e in examples], 64, 48, 1.0)
     texts = [[thought.text for thought in thoughts] for thoughts in groups]
     flat = [(e, text) for e, row in zip(examples, texts, strict=True) for text in row]
     graded = task.grade([e for e, _ in flat], [text for _, text in flat])
-    likelihood = verifiers.likelihood(_policy("pretrain-chains-sums"))
+    likelihood = verifiers.likelihood(_policy("pretrain-chains-sums", seed))
     models: dict[str, Verifier] = {
-        "outcome": _scorer("reward_model-chains-pairs"),
-        "process": _scorer("reward_model-chains-steps"),
-        "product": _scorer("reward_model-chains-steps", "prod"),
-        "last": _scorer("reward_model-chains-steps", "last"),
+        "outcome": _scorer("reward_model-chains-pairs", seed),
+        "process": _scorer("reward_model-chains-steps", seed),
+        "product": _scorer("reward_model-chains-steps", seed, "prod"),
+        "last": _scorer("reward_model-chains-steps", seed, "last"),
         "likelihood": likelihood,
         "hacked": hacked(likelihood),
     }
     right = [graded[64 * i : 64 * (i + 1)] for i in range(len(examples))]
-    document: Values = {"what": "rewards of outcomes and of steps on sums", "seeds": [0], "questions": len(examples)}
+    document: Values = {"auc": {}, "auc_of_all": {}, "n": {}}
     scores: dict[str, list[list[float]]] = {}
     for name, scorer in models.items():
         every = list(scorer([e for e, _ in flat], [text for _, text in flat]))
         scores[name] = [every[64 * i : 64 * (i + 1)] for i in range(len(examples))]
-        document.setdefault("auc", {})[name] = verifiers.auc_within(scores[name], right)
-        document.setdefault("auc_of_all", {})[name] = verifiers.auc(every, graded)
+        document["auc"][name] = verifiers.auc_within(scores[name], right)
+        document["auc_of_all"][name] = verifiers.auc(every, graded)
     keys = [[task.answer_in(text) for text in row] for row in texts]
     for n in (1, 2, 4, 8, 16, 32, 64):
         line = {"majority": _voted(keys, right, None, n), "any": _mean(pass_at_k(64, int(sum(r)), n) for r in right)}
         for name, rows in scores.items():
             line[f"best_{name}"] = _best(rows, right, n)
             line[f"weighted_{name}"] = _voted(keys, right, rows, n)
-        document.setdefault("n", {})[str(n)] = line
-    last, first = document["n"]["64"], document["n"]["1"]
-    document["weighted_gain"] = {name: last[f"weighted_{name}"] - last["majority"] for name in models}
-    document["hacked_decline"] = max(row["best_hacked"] for row in document["n"].values()) - last["best_hacked"]
-    document["gain"] = {name: last[f"best_{name}"] - first[f"best_{name}"] for name in models}
-    _draw(document["n"], picture)
+        document["n"][str(n)] = line
     return document
+
+
+def _mean_of_all(documents: Sequence[Values]) -> Values:
+    """The mean of every number of nested documents with the same keys."""
+    return {
+        key: _mean_of_all([d[key] for d in documents]) if isinstance(value, dict) else _mean(d[key] for d in documents)
+        for key, value in documents[0].items()
+    }
 
 
 def faithfulness(quick: bool, picture: Path) -> Values:
@@ -220,12 +244,18 @@ def hacked(scorer: Verifier) -> Verifier:
 
 
 def _query_time(
-    task: TextTask, policy: Any, verify: Verifier, picture: Path, max_new_tokens: int, budget: int
-) -> Values:
-    document, _, _ = think.think(
-        SEARCHES, policy, task, 100, budget, points=3, max_new_tokens=max_new_tokens, verify=verify
-    )
-    rows = document["rows"]
+    task: TextTask, policies: Mapping[int, Any], verifies: Mapping[int, Verifier], picture: Path, max_new_tokens: int,
+    budget: int,
+) -> Values:  # fmt: skip
+    """The document of `think` for the policy and the verifier of each seed; its figures are means over the seeds."""
+    documents = [
+        think.think(
+            SEARCHES, policy, task, 100, budget, points=3, max_new_tokens=max_new_tokens, verify=verifies[seed],
+            seed=seed,
+        )[0]
+        for seed, policy in policies.items()
+    ]  # fmt: skip
+    document, rows = documents[0], [_average(few) for few in zip(*(d["rows"] for d in documents), strict=True)]
     pictures.curves(rows, document["task"], picture)
     greedy = next(row["accuracy"] for row in rows if row["method"] == "greedy")
     others = [row for row in rows if row["method"] != "greedy"]
@@ -233,10 +263,22 @@ def _query_time(
     unaided = max(row["accuracy"] for row in others if row["method"] == "self_consistency")
     tree = max((row for row in others if row["method"] == "tree_of_thoughts"), key=lambda row: row["budget"])
     return {
-        "seeds": [0], "greedy": greedy, "best": best["accuracy"], "best_method": best["method"],
+        "seeds": list(policies), "greedy": greedy, "best": best["accuracy"], "best_method": best["method"],
         "best_budget": best["budget"], "gain": best["accuracy"] - greedy, "voting": unaided,
         "tree_of_thoughts": {key: tree.get(key, tree["accuracy"]) for key in ("accuracy", "any", "mean")}, **document,
+        "seed": None, "answer_tokens": _mean(d["answer_tokens"] for d in documents), "rows": rows,
     }  # fmt: skip
+
+
+def _average(rows: Sequence[Values]) -> Values:
+    """The row of one method at one budget, averaged over seeds, with the accuracy of each and its standard error."""
+    first = rows[0]
+    if any((row["method"], row["budget"]) != (first["method"], first["budget"]) for row in rows):
+        raise ValueError(f"Rows of different methods or budgets have no mean: {rows}")
+    shared = {k: v for k, v in first.items() if all(k in row for row in rows)}
+    found = {k: _mean(row[k] for row in rows) if isinstance(v, float) else v for k, v in shared.items()}
+    # The seeds answer the same questions: their errors are dependent, so that of the mean is bounded by their mean.
+    return {**found, "each": [row["accuracy"] for row in rows]}
 
 
 def _greedy(policy: LanguageModel, task: TextTask, max_new_tokens: int) -> list[float]:
@@ -249,8 +291,8 @@ def _policy(name: str, seed: int = 0) -> LanguageModel:
     return pretrained.load(_export(name, seed), precision="float32")
 
 
-def _scorer(name: str, aggregate: str = "min") -> Verifier:
-    scorer = pretrained.load_scorer(_export(name, 0), precision="float32", trained=True)
+def _scorer(name: str, seed: int, aggregate: str = "min") -> Verifier:
+    scorer = pretrained.load_scorer(_export(name, seed), precision="float32", trained=True)
     return verifiers.reward_model(scorer, aggregate)
 
 

@@ -42,3 +42,38 @@ def test_a_model_that_was_not_trained_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments.reproduce, "root", lambda: tmp_path)
     with pytest.raises(UserError, match="reproduce reasoning --only grpo-countdown-search"):
         experiments.countdown_models(True, tmp_path / "a.png")
+
+
+def test_figures_of_query_time_methods_are_means_over_seeds(tmp_path, monkeypatch):
+    accuracy = {0: (0.2, 0.4, 0.9), 2: (0.4, 0.6, 0.5)}
+    asked = []
+
+    def think(names, policy, task, questions, most, *, verify, seed, **given):
+        asked.append((policy, verify, seed))
+        rows = [
+            {"method": method, "budget": budget, "accuracy": x, "standard_error": 0.1 * (seed + 1), "requests": 1.0}
+            for (method, budget), x in zip(
+                (("greedy", 8), ("self_consistency", 64), ("tree_of_thoughts", 64)), accuracy[seed], strict=True
+            )
+        ]
+        rows[2] |= {"any": 1.0, "mean": 0.5}
+        return {"task": "t", "rows": rows, "seed": seed, "answer_tokens": 2.0 + seed}, {}, []
+
+    monkeypatch.setattr(experiments.think, "think", think)
+    monkeypatch.setattr(experiments.pictures, "curves", lambda *_: None)
+    found = experiments._query_time(None, {0: "a", 2: "c"}, {0: "x", 2: "z"}, tmp_path / "p.png", 8, 64)
+    assert asked == [("a", "x", 0), ("c", "z", 2)] and found["seeds"] == [0, 2]
+    assert found["greedy"] == pytest.approx(0.3) and found["voting"] == pytest.approx(0.5)
+    assert found["best_method"] == "tree_of_thoughts" and found["gain"] == pytest.approx(0.4)
+    assert found["rows"][1]["each"] == [0.4, 0.6] and found["rows"][1]["standard_error"] == pytest.approx(0.2)
+    assert found["answer_tokens"] == 3.0 and found["rows"][2]["any"] == 1.0
+
+
+def test_rows_of_different_budgets_have_no_mean():
+    with pytest.raises(ValueError, match="different methods or budgets"):
+        experiments._average([{"method": "beam", "budget": 8}, {"method": "beam", "budget": 16}])
+
+
+def test_the_mean_of_documents_is_that_of_each_number():
+    found = experiments._mean_of_all([{"a": {"b": 1.0, "c": 2.0}, "d": 0.0}, {"a": {"b": 3.0, "c": 2.0}, "d": 1.0}])
+    assert found == {"a": {"b": 2.0, "c": 2.0}, "d": 0.5}
