@@ -38,10 +38,11 @@ def clip_and_step(
 @njit(cache=True, nogil=True, error_model="numpy")
 def clip_and_step_threads(
     flat: Floats, gradient: Floats, max_norm: float, average: Floats, squares: Floats, rate: float,
-    betas: tuple[float, float], eps: float, step: int, threads: int,
+    betas: tuple[float, float], eps: float, step: int,
+    threads: int | None,
 ) -> None:  # fmt: skip
-    """The same; with more than one of `threads` each has a part of the weights."""
-    if threads == 1:
+    """The same; each of `threads` has a part of the weights."""
+    if threads is None:
         clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step)
     else:
         scale, size, root = _factors(gradient, max_norm, rate, betas, step)

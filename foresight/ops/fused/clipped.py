@@ -16,7 +16,7 @@ from torch import Tensor
 from foresight.ops.fused import mlp
 from foresight.ops.fused.adam import Adam, clip_and_step
 from foresight.ops.fused.latent import FAST, fast_exp
-from foresight.ops.fused.mlp import BLOCK, Member, backward_rows, forward_rows
+from foresight.ops.fused.mlp import BLOCK, START, Member, backward_rows, forward_rows
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -173,8 +173,8 @@ def _clipped_epochs(
             grad_logps[:n], grad_values[:n, 0], metrics[k], clip_ratio, clip_value, value_coef, entropy_coef, normalize,
         )  # fmt: skip
         head, tail = gradient[: len(policy)], gradient[len(policy) :]
-        backward_rows(grad_logps[:n], x[:n], inner, policy, policy_sizes, relu, head, nothing, scratch, 0, n)
-        backward_rows(grad_values[:n], x[:n], other, value, value_sizes, relu, tail, nothing, scratch, 0, n)
+        backward_rows(grad_logps[:n], x[:n], inner, policy, policy_sizes, relu, head, nothing, scratch, START, n)
+        backward_rows(grad_values[:n], x[:n], other, value, value_sizes, relu, tail, nothing, scratch, START, n)
         clip_and_step(flat, gradient, max_norm, average, squares, rate, betas, eps, step + k + 1)
 
 

@@ -52,8 +52,8 @@ def q_step(
     hidden = mlp.memory(3, 2 * padded * online.units).chunk(2)
     with alone(threads):
         _q_step(
-            online.flat, target.flat, online.sizes, relu, threads, block, obs, action, reward, discount, next_obs,
-            double, max_norm, *adam, (hidden[0].numpy(), hidden[1].numpy()),
+            online.flat, target.flat, online.sizes, relu, mlp.several(threads), block, obs, action, reward, discount,
+            next_obs, double, max_norm, *adam, (hidden[0].numpy(), hidden[1].numpy()),
             mlp.memory(4, online.flat.size).numpy(),
             mlp.passing([online], mlp.parts_of(threads, [online], rows)), metrics.numpy(),
         )  # fmt: skip
@@ -78,8 +78,8 @@ def _huber_q(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _q_step(
-    flat: Floats, target: Floats, sizes: Indices, relu: bool, threads: int, block: int, obs: Floats, action: Indices,
-    reward: Floats, discount: Floats, next_obs: Floats, double: bool, max_norm: float, average: Floats,
+    flat: Floats, target: Floats, sizes: Indices, relu: bool, threads: int | None, block: int, obs: Floats,
+    action: Indices, reward: Floats, discount: Floats, next_obs: Floats, double: bool, max_norm: float, average: Floats,
     squares: Floats, step: int, rate: float, betas: tuple[float, float], eps: float, hidden: Pair, gradient: Floats,
     scratch: Floats, metrics: Floats,
 ) -> None:  # fmt: skip

@@ -33,6 +33,7 @@ HUGE = 2**19  # and with so many oneDNN is faster
 # alone OpenBLAS sums the last rows of a block in another order: there they may differ in the last bits.
 BLOCK = 128
 BACK = 256  # the same on the way back, where a row has no result of its own
+START: Any = np.int64(0)  # the first row: in compiled loops a literal 0 is a type of its own, compiled once more
 LARGE_GRADIENT = 2**23  # the same for the product that computes a weight gradient, in multiplications
 ONEDNN = torch.backends.mkldnn.is_available()
 BFLOAT16 = ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # of oneDNN on this processor
@@ -166,6 +167,11 @@ def threads_of(mlps: Sequence[Member]) -> int:
     """How many threads share the passes of `mlps`: torch's, if they are large enough to be worth it."""
     large = torch.get_num_threads() > 1 and any(mlp.large for mlp in mlps)
     return share_threads() if large else 1
+
+
+def several(threads: int) -> int | None:
+    """`threads` as a compiled loop takes them: None, not 1, is a type of its own, for which no threads are compiled."""
+    return threads if threads > 1 else None
 
 
 def parts_of(threads: int, mlps: Sequence[Member], rows: int) -> int:
@@ -326,11 +332,11 @@ def backward_rows(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def forward_mlps(
-    xs: Sequence[Floats], flats: Sequence[Floats], sizes: Sequence[Indices], relu: bool, threads: int, block: int,
-    hidden: Sequence[Floats], found: Sequence[Floats],
+    xs: Sequence[Floats], flats: Sequence[Floats], sizes: Sequence[Indices], relu: bool, threads: int | None,
+    block: int, hidden: Sequence[Floats], found: Sequence[Floats],
 ) -> None:  # fmt: skip
-    """The passes of several MLPs, each with its rows, as a part of a larger loop; in threads where they are many."""
-    if threads > 1 and len(flats) * len(found[0]) > block:
+    """The passes of several MLPs, each with its rows, as a part of a larger loop; in `threads` (see `several`)."""
+    if threads is not None and len(flats) * len(found[0]) > block:
         forward_threads(xs, flats, sizes, relu, block, hidden, found)
     else:
         for i in range(len(flats)):
@@ -340,15 +346,15 @@ def forward_mlps(
 @njit(cache=True, nogil=True, error_model="numpy")
 def backward_mlps(
     grads: Sequence[Floats], x: Floats, hidden: Sequence[Floats], flats: Sequence[Floats], sizes: Sequence[Indices],
-    relu: bool, threads: int, places: Sequence[Floats], into: Floats, scratch: Floats,
+    relu: bool, threads: int | None, places: Sequence[Floats], into: Floats, scratch: Floats,
 ) -> None:  # fmt: skip
     """The passes back of several MLPs, as a part of a larger loop, in the parts of `scratch` (see `passing`)."""
-    if threads > 1 and len(flats) * scratch.shape[1] > 1:
+    if threads is not None and len(flats) * scratch.shape[1] > 1:
         backward_threads(grads, x, hidden, flats, sizes, relu, places, into, scratch)
     else:
         for i in range(len(flats)):
             backward_rows(
-                grads[i], x, hidden[i], flats[i], sizes[i], relu, places[i], into[i], scratch[0, 0], 0, len(x)
+                grads[i], x, hidden[i], flats[i], sizes[i], relu, places[i], into[i], scratch[0, 0], START, len(x)
             )
 
 

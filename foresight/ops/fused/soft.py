@@ -77,8 +77,9 @@ def soft_step(
     with alone(threads):
         _soft_step(
             policy.flat, policy.sizes, policy_relu, (critics[0].flat, critics[1].flat),
-            (targets[0].flat, targets[1].flat), critics[0].sizes, relu, flat.detach().numpy(), threads, block, obs,
-            next_obs, own, next_own, action, reward, discount, next_noise, noise, *bounds, alpha, adam, policy_adam,
+            (targets[0].flat, targets[1].flat), critics[0].sizes, relu, flat.detach().numpy(), mlp.several(threads),
+            block, obs, next_obs, own, next_own, action, reward, discount, next_noise, noise, *bounds, alpha, adam,
+            policy_adam,
             (hidden[0].numpy(), hidden[1].numpy()), mlp.memory(5, padded * policy.units).numpy(),
             mlp.memory(4, sum(sizes[0])).numpy(), (gradients[0].numpy(), gradients[1].numpy()),
             mlp.passing(critics, parts[0]), mlp.memory(6, policy.flat.size).numpy(),
@@ -120,7 +121,7 @@ def _soft_q(
 @njit(cache=True, nogil=True, error_model="numpy")
 def _soft_step(
     policy: Floats, policy_sizes: Indices, policy_relu: bool, critics: Pair, targets: Pair, sizes: Indices, relu: bool,
-    flat: Floats, threads: int, block: int, obs: Floats, next_obs: Floats, own: Floats, next_own: Floats,
+    flat: Floats, threads: int | None, block: int, obs: Floats, next_obs: Floats, own: Floats, next_own: Floats,
     action: Floats, reward: Floats, discount: Floats, next_noise: Floats, noise: Floats, low: float, high: float,
     alpha: float, adam: Adam, policy_adam: Adam, hidden: Pair, policy_hidden: Floats, gradient: Floats,
     gradients: Pair, scratch: Floats, policy_gradient: Floats, policy_scratch: Floats, metrics: Floats,

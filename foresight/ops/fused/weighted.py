@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foresight.ops.fused import mlp
 from foresight.ops.fused.clipped import inside, log_softmax
-from foresight.ops.fused.mlp import BLOCK, Member, backward_rows, forward_rows
+from foresight.ops.fused.mlp import BLOCK, START, Member, backward_rows, forward_rows
 from foresight.ops.fused.rmsprop import RMSProp, clip_and_step
 
 Floats = NDArray[np.float32]
@@ -80,7 +80,7 @@ def _weighted_step(
         value_loss += 0.5 * error * error / rows
         values[i, 0] = value_coef * error / rows
     head, tail = gradient[: len(policy)], gradient[len(policy) :]
-    backward_rows(logps[:rows], obs, hidden, policy, policy_sizes, relu, head, nothing, scratch, 0, rows)
-    backward_rows(values[:rows], obs, other, value, value_sizes, relu, tail, nothing, scratch, 0, rows)
+    backward_rows(logps[:rows], obs, hidden, policy, policy_sizes, relu, head, nothing, scratch, START, rows)
+    backward_rows(values[:rows], obs, other, value, value_sizes, relu, tail, nothing, scratch, START, rows)
     clip_and_step(flat, gradient, max_norm, squares, rate, decay, eps)
     metrics[0], metrics[1], metrics[2] = policy_loss, value_loss, entropy
