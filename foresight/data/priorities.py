@@ -16,6 +16,8 @@ from foresight.data.replay import Replay, Transitions
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.errors import UserError
 
+MOST = 10.0  # the greatest exponent: with it, errors from 1e-6 to 1e30 have a finite power above 0
+
 
 class SumTree:
     """`size` values ≥ 0, their sum, and sampling in proportion to them, in O(log size) each.
@@ -70,9 +72,9 @@ class Prioritized:
     """
 
     def __init__(self, replay: Replay, alpha: float, n_steps: int = 1) -> None:
-        """Raises UserError if `alpha` is negative."""
-        if alpha < 0:
-            raise UserError(f"The priority exponent alpha must be at least 0, not {alpha}.")
+        """Raises UserError unless `alpha` is in [0, 10]: the power of an error could be 0 or infinite."""
+        if not 0 <= alpha <= MOST:
+            raise UserError(f"priority_exponent must be between 0 and {MOST}, not {alpha}: use about 0.6.")
         self.replay, self.alpha, self.n_steps = replay, alpha, n_steps
         self.tree: SumTree | None = None
         self.greatest = 1.0  # priority of a step that was never trained on

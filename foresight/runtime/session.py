@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
@@ -298,7 +297,7 @@ class Session:
         result = summary.document(self, step, self.evaluated[1])
         if exported is not None:
             self.kind.describe(exported, self.settings, result)
-        checkpoint.write_atomic(self.path / "summary.json", json.dumps(result, indent=2) + "\n")
+        summary.write(self.path, result)
         run_state.drop_moments(self)
         if self.record:
             self._record(state)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from foresight import distributed
-from foresight.errors import UserError
+from foresight.errors import UserError, resume_command
 from foresight.runtime import bench, machine
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.config import settings
@@ -41,6 +42,18 @@ def document(session: Session, step: int, evaluation: Evaluation) -> dict[str, A
         "versions": bench.versions(),
         "machine": {**bench.machine(), "device": session.device},
     }
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Write `summary.json`. Raises UserError if it cannot be written, as on a full disk."""
+    file = path / "summary.json"
+    try:
+        checkpoint.write_atomic(file, json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {file}: {error.strerror or error}. All steps are made and saved: free space, then write it "
+            f"with: {resume_command(path)}"
+        ) from error
 
 
 def write_config(path: Path, resolved: settings.Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -542,6 +543,46 @@ def test_the_best_state_is_kept_where_a_kill_came_before_its_mark(
     monkeypatch.setattr(checkpoint, "restore", restore)
     foresight.resume(run.path, steps=5, show=False)
     assert checkpoint.best(folder) == newest and checkpoint.best_score(folder, 0.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["", "null", "[" * 100_000, '{"step": []}', '{"step": 3, "score": null}', '{"step": 3, "score": "x"}'],
+)
+def test_a_mark_of_the_best_that_is_damaged_marks_nothing(damage: str, tmp_path: Path) -> None:
+    run = adder(tmp_path / "a", steps=3)
+    mark = run.path / "checkpoints" / "best.json"
+    mark.write_text(damage)
+    assert checkpoint.best(mark.parent) is None
+    assert foresight.resume(run.path, steps=4, show=False).summary["steps"] == 4
+
+
+def test_a_folder_in_place_of_the_mark_ends_no_resume(tmp_path: Path) -> None:
+    (tmp_path / "best.json").mkdir()
+    assert checkpoint.set_aside(tmp_path, 3) == []
+
+
+def test_a_summary_on_a_full_disk_is_written_by_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoint.write_atomic
+
+    def full(path: Path, text: str) -> None:
+        if path.name == "summary.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"No space left.*free space.*foresight resume"):
+        patch.setattr(checkpoint, "write_atomic", full)
+        adder(tmp_path / "a", steps=3)
+    assert foresight.resume(tmp_path / "a", show=False).summary["steps"] == 3
+
+
+def test_the_best_is_marked_on_a_full_disk_by_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomic", full)
+    with pytest.raises(UserError, match=r"Cannot write .*best.json: No space left.*foresight resume"):
+        checkpoint.mark_best(tmp_path / "checkpoints", 3, 1.0)
 
 
 def test_precedence_of_defaults_presets_and_arguments(tmp_path: Path) -> None:

@@ -174,8 +174,16 @@ def best_score(directory: str | Path, default: float) -> float:
 
 
 def mark_best(directory: str | Path, step: int, score: float) -> None:
-    """Mark the checkpoint at `step` as the best; it is kept until another one is marked."""
-    write_atomic(Path(directory) / "best.json", json.dumps({"step": step, "score": score}) + "\n")
+    """Mark the checkpoint at `step` as the best; it is kept until another one is marked.
+
+    Raises UserError if the mark cannot be written.
+    """
+    file = Path(directory) / "best.json"
+    try:
+        write_atomic(file, json.dumps({"step": step, "score": score}) + "\n")
+    except OSError as error:
+        again = resume_command(file.parent.parent)
+        raise UserError(f"Cannot write {file}: {error.strerror or error}. Free space, then: {again}") from error
 
 
 def rotate(directory: str | Path, keep: int) -> None:
@@ -193,7 +201,7 @@ def drop_moments(path: Path, optimizers: Collection[str]) -> None:
     They take twice the room of the weights, and only training that continues from this checkpoint needs them. A kill
     leaves the checkpoint as it was or as it is to be; a damaged one, and one on a full disk, stays as it is.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         manifest = _manifest(path)
         files = {f"{name}.safetensors": name for name in optimizers}
         if gone := {file: name for file, name in files.items() if file in manifest["files"]}:
@@ -216,7 +224,8 @@ def set_aside(directory: str | Path, after: int) -> list[Path]:
             shutil.rmtree(target, ignore_errors=True)
             moved.append(path.rename(target))
     if best(directory) is None:
-        (Path(directory) / "best.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what is not a file marks nothing
+            (Path(directory) / "best.json").unlink()
     return moved
 
 
@@ -262,9 +271,11 @@ def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
 
 
 def _marked(directory: str | Path) -> dict[str, Any]:
-    """The contents of `best.json`; empty if it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return dict(json.loads((Path(directory) / "best.json").read_text(encoding="utf-8")))
+    """The contents of `best.json`; empty if it is missing or damaged. Of earlier versions it has no score."""
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        found = dict(json.loads((Path(directory) / "best.json").read_text(encoding="utf-8")))
+        if isinstance(found.get("step"), int) and isinstance(found.get("score", 0.0), int | float):
+            return found
     return {}
 
 
@@ -292,7 +303,7 @@ def _damage(path: Path) -> str | None:
         return chunks.damage(path.parent / chunks.FOLDER, manifest.get("replay", {}))
     except FileNotFoundError:
         return "manifest.json is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"manifest.json cannot be read ({type(error).__name__})"
     return None
 
