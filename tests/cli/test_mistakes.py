@@ -36,6 +36,7 @@ from foresight.runtime.monitoring import health
         (["train", "push.py", "--env", "CartPole-v1", "--env-options", "num_envs"], "key=value"),
         (["train", "nothing.py"], "There is no algorithm file nothing.py"),
         (["eval", "nothing"], "not a run directory"),
+        (["show", "n" * 300 + ".py"], "Choose a shorter name."),
         (["resume", "nothing"], "not a run directory"),
         (["play", "nothing"], "not a run directory"),
         (["plot", "nothing"], "not a run directory"),
@@ -120,6 +121,7 @@ def test_what_an_environment_cannot_do_is_reported(push: Path, call: Callable) -
         (ModuleNotFoundError("No module named 'a_b'", name="a_b.c"), 2, "pip install a-b"),
         (OSError(errno.ENOSPC, "No space left on device", "/runs/x"), 2, "No space left on device: /runs/x"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "Permission denied: /x"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/x"), 2, "Disk quota exceeded: /x. Free space, or write to"),
         (MemoryError("Unable to allocate 32.0 TiB"), 2, "not enough memory (Unable to allocate 32.0 TiB). Lower"),
         (MemoryError(), 2, "There is not enough memory (MemoryError). Lower what needs most of it"),
         (
