@@ -26,7 +26,7 @@ class NotFinite(UserError):
 def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest valid name and the list of all."""
     names = sorted(valid)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(f"Unknown {kind} '{name}'.{hint} Valid: {', '.join(names) or 'none'}.")
 

@@ -22,6 +22,12 @@ Start with `foresight train value_iteration --env GridWorld8x8` (a second), `for
 """
 PACKAGE = Path(__file__).parents[1]  # the files of `foresight`
 MISUSE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+# What the system may refuse wherever a file is opened, and what to do.
+ROOM, PLACE = "Free space, or write to another disk.", "Choose a place where you may write, or change its permissions."
+ADVICE = {
+    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EACCES: PLACE, errno.EPERM: PLACE, errno.EROFS: PLACE,
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+}  # fmt: skip
 # How torch reports it, on a CPU and on a GPU: as a RuntimeError, which is also raised for bugs.
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 # The extra that installs each module; a module that is not listed is installed under its own name.
@@ -72,9 +78,9 @@ def _run(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT):
+        if error.errno not in ADVICE:
             raise
-        return _fail(f"{error.strerror}: {error.filename or 'the disk'}")
+        return _fail(f"{error.strerror}: {error.filename or 'the disk'}. {ADVICE[error.errno]}")
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)):
             raise

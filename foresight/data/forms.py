@@ -22,7 +22,6 @@ import importlib
 import io
 import itertools
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ SPEAKERS = {  # of ShareGPT, with their roles
     "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
     "function_response": "tool", "function_call": "assistant",
 }  # fmt: skip
+LARGEST = 1e38  # of a margin: the loss computes in float32
 FORMS = ("preference", "stepwise", "labeled", "demonstration", "prompt")
 REPLY = "_reply"  # the column of a completion that calls tools, as a message; `reply` may be the user's
 
@@ -88,6 +88,8 @@ def _json(path: str, text: str) -> list[dict[str, Any]]:
             table = json.loads(text)
         except json.JSONDecodeError as error:
             raise UserError(f"{path}, line {error.lineno} is not JSON: {error.msg} at column {error.colno}.") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} cannot be read as JSON: {_without_advice(error)}. Shorten it.") from error
         for number, row in enumerate(table, 1):
             if not isinstance(row, dict):
                 raise UserError(f"{path}, row {number} must be an object with columns, but is {str(row)[:60]!r}.")
@@ -102,10 +104,18 @@ def _json(path: str, text: str) -> list[dict[str, Any]]:
                     f"{path}, line {number} is not JSON: {error.msg} at column {error.colno}. Write one object per "
                     "line, or one array of all of them."
                 ) from error
+            except (ValueError, RecursionError) as error:
+                why = _without_advice(error)
+                raise UserError(f"{path}, line {number} cannot be read as JSON: {why}. Shorten it.") from error
             if not isinstance(row, dict):
                 raise UserError(f"{path}, line {number} must be an object with columns, but is {line[:60]!r}.")
             rows.append(row)
     return rows
+
+
+def _without_advice(error: Exception) -> str:
+    """Why Python does not read a JSON text that is valid: a number of thousands of digits, or deep lists."""
+    return str(error).partition(";")[0]
 
 
 def _table(path: str, text: str) -> list[dict[str, Any]]:
@@ -262,8 +272,8 @@ def _demonstration(row: dict[str, Any], place: str) -> dict[str, Any]:
 
 def _preference(row: dict[str, Any], place: str) -> dict[str, Any]:
     margin = row.get("margin")
-    if margin is not None and not (isinstance(margin, int | float) and math.isfinite(margin)):
-        raise UserError(f"{place}: 'margin' must be a number that is finite, but is {margin!r}.")
+    if margin is not None and not (isinstance(margin, int | float) and -LARGEST < margin < LARGEST):
+        raise UserError(f"{place}: 'margin' must be a number that is finite, but is {repr(margin)[:60]}.")
     if not row.get("prompt") and row.get("messages") is not None:  # ShareGPT's prompt
         row = {**row, "prompt": row["messages"]}
     if row.get("prompt") and not (_whole_conversation(row["chosen"]) and _whole_conversation(row["rejected"])):

@@ -32,6 +32,12 @@ LIGHT = {
     "math", "typing",
 }  # fmt: skip
 OF_A_PRESET = {"env": str, "task": str, "env_options": dict, "evaluation": dict}  # the rest are fields of the Config
+# What an algorithm file states about itself, and an example of each.
+CONSTANTS = {"KIND": str, "UNIT": str, "METRICS": tuple | list, "GAMES": bool, "ATTENDS": bool}
+EXAMPLES = {
+    "KIND": 'KIND = "control"', "UNIT": 'UNIT = "env steps"', "METRICS": 'METRICS = ("return", "loss")',
+    "GAMES": "GAMES = True", "ATTENDS": "ATTENDS = True",
+}  # fmt: skip
 HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MULTILINE)
 
 
@@ -195,6 +201,9 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
         for part, wanted in OF_A_PRESET.items():
             if not isinstance(fields.get(part), wanted | None):
                 raise UserError(f"{path} cannot be read: {part} of '{preset}' is {fields[part]!r}. {fix}")
+        for part, value in (fields.get("evaluation") or {}).items():
+            if not isinstance(value, int | None):
+                raise UserError(f"{path} cannot be read: {part} of the evaluation of '{preset}' is {value!r}. {fix}")
     return {str(preset): legacy.document(fields) for preset, fields in read.items()}
 
 
@@ -245,13 +254,15 @@ def _read(path: Path) -> Entry | None:
     constants = {}
     for node in tree.body:
         target, value = _assignment(node)
-        if target in ("KIND", "UNIT", "METRICS", "GAMES", "ATTENDS") and value is not None:
+        if target in CONSTANTS and value is not None:
             try:
                 constants[target] = ast.literal_eval(value)
+                if not isinstance(constants[target], CONSTANTS[target]):
+                    raise TypeError(target)
             except (ValueError, TypeError) as error:
                 raise UserError(
                     f"{path}, line {node.lineno}: {target} must be written out, since the file is read without running "
-                    'it, as in METRICS = ("return", "loss").'
+                    f"it, as in {EXAMPLES[target]}."
                 ) from error
     if "KIND" not in constants:
         return None  # a helper module, not an algorithm

@@ -33,6 +33,8 @@ def pick_device(name: str, gpu: bool = True) -> str:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"The device '{name}' cannot be used here: {reason}. Use --device auto.") from error
+    if torch.device(name).type == "meta":
+        raise UserError("The device 'meta' cannot be used here: it holds no numbers. Use --device auto.")
     return name
 
 

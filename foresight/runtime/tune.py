@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def tune(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
-    with lock.held(path):  # another process would fail the trial that runs
+    with lock.held(path), _storage(path / STUDY):  # another process would fail the trial that runs
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _require_search(path, label, optuna)
         study = optuna.create_study(
@@ -180,6 +181,23 @@ def tune(
         found = TuneResult(path, len(study.trials), len(complete), mean, values, command)
         _write(found, resolved, best.number, steps)
         return found
+
+
+@contextlib.contextmanager
+def _storage(file: Path) -> Iterator[None]:
+    """Raise UserError where the database of the trials is damaged, or cannot be written."""
+    import optuna
+    import sqlalchemy
+
+    try:
+        yield
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        cause = error.__cause__ or error
+        reason = getattr(cause, "orig", None) or cause
+        raise UserError(
+            f"{file} cannot be used: {reason}. Where the disk is full, free space and give the same command; a damaged "
+            "file keeps no trials: start another search with --out."
+        ) from error
 
 
 def _require_search(path: Path, label: str, optuna: Any) -> None:
@@ -327,4 +345,10 @@ def _write(found: TuneResult, resolved: settings.Settings, number: int, steps: i
         f"foresight tune: the best of {found.complete} complete trials (number {number}), {found.value:.6g}"
     )
     text = yaml.safe_dump({f"{resolved.preset or resolved.env}-tuned": preset}, sort_keys=False, allow_unicode=True)
-    checkpoint.write_atomic(found.path / BEST, f"# {found.command}\n{text}")
+    try:
+        checkpoint.write_atomic(found.path / BEST, f"# {found.command}\n{text}")
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {found.path / BEST}: {error.strerror or error}. The trials are kept: make room for the "
+            "file, then give the same command."
+        ) from error

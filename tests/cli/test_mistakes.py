@@ -18,6 +18,8 @@ from foresight.cli import fields
 from foresight.cli import main as cli
 from foresight.runtime.monitoring import health
 
+CARTPOLE = ("train", "push.py", "--env", "CartPole-v1")
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -36,6 +38,7 @@ from foresight.runtime.monitoring import health
         (["train", "push.py", "--env", "CartPole-v1", "--env-options", "num_envs"], "key=value"),
         (["train", "nothing.py"], "There is no algorithm file nothing.py"),
         (["eval", "nothing"], "not a run directory"),
+        (["show", "n" * 300 + ".py"], "Choose a shorter name."),
         (["resume", "nothing"], "not a run directory"),
         (["play", "nothing"], "not a run directory"),
         (["plot", "nothing"], "not a run directory"),
@@ -67,6 +70,14 @@ from foresight.runtime.monitoring import health
             "a scripted sorter and no language model: leave out --model",
         ),
         (["doctor", "--jsn"], "--json"),
+        (["train", "push.py", "--env", ":"], "Environment ':': '' is not the name of a module, as in mine:Env-v0."),
+        (["train", "push.py", "--env", ".x:Env-v0"], "'.x' is not the name of a module"),
+        (["train", "push.py", "--env", ","], "',' names no environment: write names joined by commas"),
+        ([*CARTPOLE, "--env-options", "engine=5"], "Unknown engine '5'."),
+        ([*CARTPOLE, "--env-options", "frame_stack=1e30"], "frame_stack must be less than 2**31"),
+        ([*CARTPOLE, "--env-options", "name=x"], "no option 'name': leave name out of --env-options."),
+        ([*CARTPOLE, "--env-options", "kind=5"], "no option 'kind'"),
+        ([*CARTPOLE, "--device", "meta"], "The device 'meta' cannot be used here: it holds no numbers."),
         (["plot", "no", "--model", "3", "--out", "x.jpg"], "must end in one of .png, .svg, .pdf, .mp4, .gif"),
         (["attention", "no", "--text", "2", "--out", "a.html", "push.py/b.html"], "push.py is not a folder."),
         (["agent", "no", "hi", "--tools", "calculator", "--tools", "python"], "--tools is given twice: write it once"),
@@ -120,6 +131,7 @@ def test_what_an_environment_cannot_do_is_reported(push: Path, call: Callable) -
         (ModuleNotFoundError("No module named 'a_b'", name="a_b.c"), 2, "pip install a-b"),
         (OSError(errno.ENOSPC, "No space left on device", "/runs/x"), 2, "No space left on device: /runs/x"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "Permission denied: /x"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/x"), 2, "Disk quota exceeded: /x. Free space, or write to"),
         (MemoryError("Unable to allocate 32.0 TiB"), 2, "not enough memory (Unable to allocate 32.0 TiB). Lower"),
         (MemoryError(), 2, "There is not enough memory (MemoryError). Lower what needs most of it"),
         (

@@ -80,6 +80,11 @@ class Config:
         (SOURCE.replace('"control"', '"control'), "own.py, line 3: unterminated string literal"),
         (SOURCE + "\ndef act(:\n", "own.py, line 10: invalid syntax"),
         (SOURCE.replace('("return",)', 'OWN + ("return",)'), "own.py, line 4: METRICS must be written out"),
+        (
+            SOURCE.replace('("return",)', "5"),
+            "METRICS must be written out, since the file is read without running it, as",
+        ),
+        (SOURCE.replace('"control"', '["control"]'), 'as in KIND = "control".'),
         (SOURCE.replace("nothing", "caf\udce9"), "own.py cannot be read: 'utf-8' codec can't decode"),
         (SOURCE + "\0", "own.py"),  # the rest differs by the version of Python
     ],
@@ -109,6 +114,7 @@ def test_an_own_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("env: CartPole-v1", "'env' is 'CartPole-v1', not names and values"),
         ("a: {env: 3}", "env of 'a' is 3"),
         ("a: {env: CartPole-v1, evaluation: 5}", "evaluation of 'a' is 5"),
+        ("a: {env: CartPole-v1, evaluation: {every: x}}", "every of the evaluation of 'a' is 'x'"),
         ("a: {env: CartPole-v1, env_options: [size]}", "env_options of 'a' is ['size']"),
     ],
 )
@@ -136,3 +142,10 @@ def test_a_relative_name_in_another_directory_is_another_file(tmp_path: Path, mo
         (tmp_path / folder / "own.py").write_text(SOURCE.replace("= 3", f"= {steps}"))
         monkeypatch.chdir(tmp_path / folder)
         assert catalog.config_class("own.py")().steps == int(steps)
+
+
+def test_a_preset_whose_environment_is_left_empty_has_none(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(SOURCE)
+    own.with_suffix(".yaml").write_text("CartPole-v1: {env: , steps: 5}")
+    assert resolve.resolve(str(own), env="CartPole-v1").config["steps"] == 5

@@ -241,3 +241,25 @@ def test_mistakes_are_reported_with_what_to_do(
     file.write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=f"(?s){message}"):
         _tune(tmp_path, file, **{"trials": 1, **options})
+
+
+def test_a_damaged_search_is_reported(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
+    _tune(tmp_path, ranges, 1)
+    study = tmp_path / "search" / tune.STUDY
+    whole = study.read_bytes()
+    for damage in (b"no database", whole[: len(whole) // 2]):
+        study.write_bytes(damage)
+        with pytest.raises(UserError, match=r"study.db cannot be used: .*start another search with --out"):
+            _tune(tmp_path, ranges, 2)
+    study.unlink()
+    study.mkdir()
+    with pytest.raises(UserError, match=r"study.db cannot be used: unable to open"):
+        _tune(tmp_path, ranges, 2)
+
+
+def test_the_best_that_cannot_be_written_is_reported(
+    tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]
+) -> None:
+    (tmp_path / "search" / tune.BEST).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"Cannot write .*best.yaml: .*The trials are kept"):
+        _tune(tmp_path, ranges, 1)

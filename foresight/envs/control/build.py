@@ -72,6 +72,8 @@ def make(
     for label, value in {**counts, "frame_stack": frame_stack, "image_size": image_size, "pixels": pixels}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise UserError(f"{label} must be a whole number of at least 1, not {value!r}.")
+        if value is not None and value >= 2**31:
+            raise UserError(f"{label} must be less than 2**31, not {value}.")
     spec = engines.find_spec(name)
     game = atari and atari_set.is_atari(name, spec)
     if pixels is not None and game:

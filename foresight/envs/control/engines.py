@@ -65,6 +65,8 @@ def find_spec(name: str) -> EnvSpec | None:
                 package.register_envs()  # the only one whose import does not register
     if ":" in name:
         module, _, rest = name.partition(":")
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise UserError(f"Environment '{name}': '{module}' is not the name of a module, as in mine:Env-v0.")
         try:
             importlib.import_module(module)
         except ImportError as error:

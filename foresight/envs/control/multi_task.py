@@ -127,6 +127,8 @@ def make(
     Raises UserError for fewer environments than tasks, and for a task that is none of them.
     """
     each = tasks(names)
+    if not each:
+        raise UserError(f"'{names}' names no environment: write names joined by commas, as in CartPole-v1,Acrobot-v1.")
     if only is not None and only not in each:
         raise errors.unknown("environment of these tasks", only, each)
     if only is None and num_envs < len(each):

@@ -324,7 +324,7 @@ def find(run: Path, which: str | int = "latest") -> Path:
     elif which == "best":
         found = best(folder) or latest(folder)
     else:
-        found = all_steps(folder).get(int(which)) if str(which).isdecimal() else None
+        found = all_steps(folder).get(int(which)) if str(which).isdecimal() and len(str(which)) < 20 else None
     if found is None:
         raise UserError(f"{run} has no checkpoint '{which}'. There are: {listed(folder)}.")
     return found

@@ -67,7 +67,7 @@ def resolve(
             raise unknown(f"preset of {entry.name}", preset, known)
         preset = near[0]
     chosen = known.get(preset or "", {})
-    if name is not None and "env" in chosen and fold(name) == fold(chosen["env"]):
+    if name is not None and chosen.get("env") and fold(name) == fold(chosen["env"]):
         name = chosen["env"]  # in the preset's spelling: names of environments are case-sensitive
     if name is None:
         name = chosen.get("task", chosen.get("env"))

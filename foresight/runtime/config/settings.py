@@ -14,6 +14,12 @@ from foresight.errors import UserError
 from foresight.runtime import catalog, kinds, legacy
 from foresight.runtime.config import config_fields, paths
 
+# Of `config.yaml`; the Config's fields are checked by the algorithm's own types.
+TYPES = {
+    "algorithm": str, "kind": str, "env": str, "preset": str | None, "device": str,
+    "evaluation.episodes": int | None, "evaluation.every": int | None,
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -149,6 +155,7 @@ class Settings:
             raise UserError(f"{path} is not a run directory: it has no config.yaml. {hint}")
         try:
             document = legacy.document(catalog.read_mapping(file))
+            _check(document)
             return cls(
                 algorithm=document["algorithm"],
                 kind=document["kind"],
@@ -172,6 +179,17 @@ class Settings:
             raise
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise UserError(f"{file} cannot be read: {error}. It was edited or is incomplete.") from error
+
+
+def _check(document: dict[str, Any]) -> None:
+    """Raise TypeError for a setting of the wrong type, and KeyError for one that is missing."""
+    for names, wanted in TYPES.items():
+        found = document
+        *parts, last = names.split(".")
+        for part in parts:
+            found = found[part]
+        if not isinstance(found[last], wanted):
+            raise TypeError(f"{names} is {repr(found[last])[:60]}")
 
 
 def differences(old: Settings, new: Settings) -> list[str]:

@@ -102,4 +102,7 @@ def make_env(settings: Settings, **options: Any) -> Any:
     """The environment of a run, with its options and `options`."""
     from foresight.envs.make import make
 
-    return make(settings.env, settings.kind, **{**settings.env_options, **options})
+    options = {**settings.env_options, **options}
+    for word in {"name", "kind"} & options.keys():
+        raise UserError(f"An environment has no option '{word}': leave {word} out of --env-options.")
+    return make(settings.env, settings.kind, **options)

@@ -209,11 +209,15 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
         for line in file:
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and "step" in row and line.endswith("\n"):
+            if isinstance(row, dict) and _is_step(row.get("step")) and line.endswith("\n"):
                 rows.append((line, row))
     return rows
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int | float) and -(2**63) < value < 2**63
 
 
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

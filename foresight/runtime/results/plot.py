@@ -73,7 +73,8 @@ def curve(run: str | Path, metric: str | None = None, x: str = "step") -> Curve:
     name = metric or next((name for name in (*_shown(facts), *DEFAULTS) if name in valid), valid[0])
     if name not in valid:
         raise unknown("metric", name, valid)
-    pairs = [(row[x], row[name]) for row in rows if _is_number(row.get(name)) and np.isfinite(row[name])]
+    numbered = [row for row in rows if _is_number(row.get(x)) and _is_number(row.get(name))]
+    pairs = [(row[x], row[name]) for row in numbered if np.isfinite(row[name])]
     if not pairs:
         raise UserError(f"The run '{run}' has no finite value of '{name}'.")
     steps, values = np.array(pairs, dtype=float).T
@@ -250,4 +251,5 @@ def save(figure: Any, out: str | Path) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value has a place on an axis; a whole number may be too large for that."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)

@@ -312,6 +312,8 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 def test_a_step_is_a_decimal_number(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint '²'"):
         checkpoint.find(tmp_path, "²")
+    with pytest.raises(UserError, match="has no checkpoint '999"):
+        checkpoint.find(tmp_path, "9" * 5000)
 
 
 def test_a_best_that_is_set_aside_is_marked_no_more(tmp_path: Path) -> None:

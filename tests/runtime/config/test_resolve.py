@@ -158,6 +158,11 @@ def test_alphazero_starts_at_the_latest_when_its_replay_is_full() -> None:
         (lambda text: text.replace(b"env_options: {}", b"env_options: [3]"), "object"),
         (lambda text: text + b"actors: .inf\n", "cannot convert float infinity"),
         (lambda text: b"", "'algorithm'"),
+        (lambda text: text.replace(b"kind: control", b"kind: [control]"), "kind is ['control']"),
+        (lambda text: text.replace(b"env: CartPole-v1", b"env:"), "env is None"),
+        (lambda text: text + b"preset: 5\n", "preset is 5"),
+        (lambda text: text + b"device: 5\n", "device is 5"),
+        (lambda text: text.replace(b"every: null", b"every: often"), "evaluation.every is 'often'"),
     ],
 )
 def test_an_edited_config_that_cannot_be_read_is_a_sentence(tmp_path: Path, change: Any, reported: str) -> None:

@@ -68,6 +68,15 @@ def test_half_a_line_from_a_kill_is_no_row(tmp_path: Path) -> None:
     assert [row["step"] for row in read(tmp_path)] == [1, 3]
 
 
+@pytest.mark.parametrize("step", ["null", '"x"', "[]", "NaN", "9" * 400, "9" * 5000, "[" * 100_000])
+def test_a_row_without_a_step_is_no_row(tmp_path: Path, step: str) -> None:
+    (tmp_path / METRICS).write_text(f'{{"step": {step}}}\n{{"step": 1, "x": 2.0}}\n')
+    assert [row["step"] for row in read(tmp_path)] == [1]
+    with Log(tmp_path, tensorboard=False) as log:
+        log.truncate(3)
+    assert (tmp_path / METRICS).read_text() == '{"step": 1, "x": 2.0}\n'
+
+
 def test_samples_have_their_own_file(tmp_path: Path) -> None:
     sample = {"prompt": "What is 7 + 12?", "completion": "19 \N{CHECK MARK}", "reward": 1.0}
     with Log(tmp_path) as log:

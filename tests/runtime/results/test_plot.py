@@ -123,3 +123,11 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, name: str, data: bytes) ->
     (path / name).write_bytes(data)
     with pytest.raises(UserError, match=rf"(?s)a/{name} cannot be read: .* It was edited or is incomplete\.$"):
         plot.bands([path])
+
+
+def test_a_value_without_a_place_on_the_axes_is_left_out(tmp_path: Path) -> None:
+    own = run(tmp_path / "a", [1.0, 2.0])
+    with (own / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"step": 3, "seconds": 1, "return": {"9" * 400}}}\n{{"step": 4, "seconds": null, "return": 5}}\n')
+    assert plot.curve(own, "return").values.tolist() == [1.0, 2.0, 5.0]
+    assert plot.curve(own, "return", "seconds").values.tolist() == [1.0, 2.0]
