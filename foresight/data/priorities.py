@@ -74,7 +74,7 @@ class Prioritized:
     def __init__(self, replay: Replay, alpha: float, n_steps: int = 1) -> None:
         """Raises UserError unless `alpha` is in [0, 10]: the power of an error could be 0 or infinite."""
         if not 0 <= alpha <= MOST:
-            raise UserError(f"priority_exponent must be between 0 and {MOST}, not {alpha}: use about 0.6.")
+            raise UserError(f"priority_exponent must be at least 0 and at most {MOST}, not {alpha}: use about 0.6.")
         self.replay, self.alpha, self.n_steps = replay, alpha, n_steps
         self.tree: SumTree | None = None
         self.greatest = 1.0  # priority of a step that was never trained on

@@ -332,5 +332,5 @@ def test_sequences_by_priority_are_consecutive_steps(seed: int, streams: int, le
 
 @pytest.mark.parametrize("alpha", [-0.1, 1e30, float("inf"), float("nan")])
 def test_an_exponent_whose_powers_are_no_numbers_is_refused(alpha: float) -> None:
-    with pytest.raises(UserError, match="priority_exponent must be between 0 and 10"):
+    with pytest.raises(UserError, match="priority_exponent must be at least 0 and at most 10"):
         Prioritized(Replay(4), alpha)

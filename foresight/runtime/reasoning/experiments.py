@@ -124,7 +124,7 @@ def query_time_sums(quick: bool, picture: Path) -> Values:
 def process_rewards(quick: bool, picture: Path) -> Values:
     """Best-of-N and votes on sums, by two reward models, a likelihood, and a hacked one of it, N = 1 … 64.
 
-    The reward models of all seeds are for the same policy, which answered what they learned from.
+    The reward models of all seeds are for the same policy, which wrote what they were trained on.
     """
     task = make("chains", **_env("pretrain", "chains-sums-early"))
     policy, examples = _policy("pretrain-chains-sums-early"), list(task.test)[:100]
