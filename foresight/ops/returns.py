@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresight.ops import shapes
+
 
 def backward(delta: Tensor, decay: Tensor) -> Tensor:
     """The recursion x_t = delta_t + decay_t · x_{t+1}, with x_T = 0.
@@ -41,7 +43,7 @@ def backward(delta: Tensor, decay: Tensor) -> Tensor:
 
     Raises ValueError if the shapes differ.
     """
-    _same_shape(delta=delta, decay=decay)
+    shapes.same_steps(delta=delta, decay=decay)
     steps = delta.shape[1]
     x, d, span = delta, decay, 1
     while span < steps:
@@ -64,7 +66,7 @@ def forward(delta: Tensor, decay: Tensor, start: Tensor | None = None) -> Tensor
 
     Raises ValueError if the shapes differ.
     """
-    _same_shape(delta=delta, decay=decay)
+    shapes.same_steps(delta=delta, decay=decay)
     if start is not None:
         first = delta[:, :1] + decay[:, :1] * start.unsqueeze(1)
         delta = torch.cat([first, delta[:, 1:]], dim=1)
@@ -104,7 +106,7 @@ def n_step_return(
 
     Raises ValueError if the shapes differ or n < 1.
     """
-    _same_shape(reward=reward, discount=discount, cut=cut, next_value=next_value, mask=mask)
+    shapes.same_steps(reward=reward, discount=discount, cut=cut, next_value=next_value, mask=mask)
     if n < 1:
         raise ValueError(f"n must be at least 1, but it is {n}.")
     reward, discount, next_value = _real(mask, reward, discount, next_value)
@@ -138,7 +140,7 @@ def lambda_return(
 
     Raises ValueError if the shapes differ.
     """
-    _same_shape(reward=reward, discount=discount, cut=cut, next_value=next_value, mask=mask)
+    shapes.same_steps(reward=reward, discount=discount, cut=cut, next_value=next_value, mask=mask)
     reward, discount, next_value = _real(mask, reward, discount, next_value)
     weight = lam * _continues(cut, mask)
     return backward(reward + discount * (1 - weight) * next_value, discount * weight)
@@ -166,7 +168,7 @@ def gae(
 
     Raises ValueError if the shapes differ.
     """
-    _same_shape(reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, mask=mask)
+    shapes.same_steps(reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, mask=mask)
     reward, discount, value, next_value = _real(mask, reward, discount, value, next_value)
     delta = reward + discount * next_value - value
     advantage = backward(delta, discount * (1 - cut.to(discount.dtype)) * lam)
@@ -204,7 +206,9 @@ def vtrace(
 
     Raises ValueError if the shapes differ.
     """
-    _same_shape(reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, ratio=ratio, mask=mask)
+    shapes.same_steps(
+        reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, ratio=ratio, mask=mask
+    )
     reward, discount, value, next_value, ratio = _real(mask, reward, discount, value, next_value, ratio)
     continues = _continues(cut, mask)
     delta = ratio.clamp(max=clip_rho) * (reward + discount * next_value - value)
@@ -238,7 +242,9 @@ def retrace(
 
     Raises ValueError if the shapes differ.
     """
-    _same_shape(reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, ratio=ratio, mask=mask)
+    shapes.same_steps(
+        reward=reward, discount=discount, cut=cut, value=value, next_value=next_value, ratio=ratio, mask=mask
+    )
     reward, discount, value, next_value, ratio = _real(mask, reward, discount, value, next_value, ratio)
     trace = _next(lam * ratio.clamp(max=1.0))
     delta = reward + discount * next_value - value
@@ -262,7 +268,7 @@ def n_step_transition(
 
     Raises ValueError if the shapes differ.
     """
-    _same_shape(reward=reward, discount=discount, cut=cut, mask=mask)
+    shapes.same_steps(reward=reward, discount=discount, cut=cut, mask=mask)
     reward, discount = _real(mask, reward, discount)
     belongs, reached = _transition(discount, cut, mask)
     return (n_step_weights(discount, cut, mask) * reward).sum(1), reached[:, -1], belongs.sum(1).long() - 1
@@ -276,7 +282,7 @@ def n_step_weights(discount: Tensor, cut: Tensor, mask: Tensor | None = None) ->
 
     Raises ValueError if the shapes differ.
     """
-    _same_shape(discount=discount, cut=cut, mask=mask)
+    shapes.same_steps(discount=discount, cut=cut, mask=mask)
     (discount,) = _real(mask, discount)
     belongs, reached = _transition(discount, cut, mask)
     return belongs * torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=1)
@@ -288,13 +294,6 @@ def following(value: Tensor, last: Tensor) -> Tensor:
     This is the value of each step's successor, except at a cut, where the next step belongs to another episode.
     """
     return torch.cat([value[:, 1:], last.unsqueeze(1)], 1)
-
-
-def _same_shape(**tensors: Tensor | None) -> None:
-    """Refuse to broadcast: `[B]` against `[B, 1]` would silently give `[B, B]`."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
-    if len(set(shapes.values())) > 1 or any(len(shape) != 2 for shape in shapes.values()):
-        raise ValueError(f"All of these must have one shape [B, T], but they have {shapes}.")
 
 
 def _real(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
