@@ -132,15 +132,20 @@ class Replay:
     def interrupt(self) -> None:
         """The environments were reset without a step: the successors of the newest steps are unknown.
 
-        The newest steps get `mask` 0. Raises ValueError if the steps have no mask.
+        The newest steps get `mask` 0, but those that ended their episode: nothing is missing of them. Raises ValueError
+        if the steps have no mask.
         """
         if self.storage is None:
             return
         if self.storage.mask is None:
             raise ValueError("Only a replay with a mask can be interrupted.")
-        at = (self._write - 1) % self.capacity
-        self.storage.mask[:, at], self.storage.discount[:, at], self.storage.cut[:, at] = 0, 0, 1
-        self._unreal = True
+        at, newest = (self._write - 1) % self.capacity, self.newest.tolist()
+        cut, discount = self.storage.cut[:, at].tolist(), self.storage.discount[:, at].tolist()
+        for i, key in enumerate(newest):
+            if cut[i] and (discount[i] == 0 or key in self._final):
+                continue
+            self.storage.mask[i, at], self.storage.discount[i, at], self.storage.cut[i, at] = 0, 0, 1
+            self._unreal = True
 
     def sample(self, n: int, length: int = 1, generator: torch.Generator | None = None) -> Trajectory:
         """`n` sequences of `length` steps, uniform over all that are stored, with replacement: `[n, length]`.

@@ -159,17 +159,35 @@ def test_every_row_whose_successor_is_known_is_equally_likely() -> None:
 @sabotaged_by("foresight.ops.returns.n_step_transition", drop("mask"))
 @sabotaged_by("foresight.data.replay.Replay.interrupt", lambda f: lambda self: None)
 def test_after_an_interruption_nothing_leads_into_the_new_episodes() -> None:
-    history, replay = History(2, 1), Replay(40)
-    for _ in range(15):
-        replay.add(*history.step())
-    replay.interrupt()
-    for i in range(2):  # what happened after the newest observation is not known
-        history.rows[i][-1].update(mask=0.0)
-        history.at[i] = (history.at[i][0] + 50, 0.0)
+    history, replay = History(2, 1), Replay(120)
+    for _ in range(6):
+        for _ in range(15):
+            replay.add(*history.step())
+        replay.interrupt()
+        for i in range(2):  # of an episode that goes on, what happened after the newest observation is not known
+            newest = history.rows[i][-1]
+            newest["mask"] *= newest["cut"]
+            history.at[i] = (history.at[i][0] + 50, 0.0)
     for _ in range(15):
         replay.add(*history.step())
     for n in (1, 3):
-        history.check(replay.transitions(300, GAMMA, n, torch.Generator().manual_seed(0)), n, 40)
+        history.check(replay.transitions(600, GAMMA, n, torch.Generator().manual_seed(0)), n, 120)
+
+
+@pytest.mark.parametrize("discount", [0.0, 1.0], ids=["terminal", "limit"])
+def test_an_interruption_keeps_the_transitions_that_ended_an_episode(discount: float) -> None:
+    replay, one = Replay(8), torch.ones(2)
+    for t in range(3):  # the newest step of the first environment ends its episode
+        cut = torch.tensor([float(t == 2), 0.0])
+        ends = {"cut": cut, "discount": torch.where(cut > 0, discount, 1.0)}
+        replay.add({"obs": t * one, "action": one, "reward": t * one, "mask": one, **ends}, (t + 0.5) * one)
+    replay.interrupt()
+    replay.add({"obs": 9 * one, "action": one, "reward": one, "discount": one, "cut": 0 * one, "mask": one}, 10 * one)
+    batch = replay.transitions(300, GAMMA, 1, torch.Generator().manual_seed(0))
+    assert sorted(set(batch.key.tolist())) == [0, 1, 2, 8, 9]
+    newest = batch.key == 2
+    assert (batch.reward[newest] == 2).all() and torch.allclose(batch.discount[newest], torch.tensor(GAMMA * discount))
+    assert discount == 0 or (batch.next_obs[newest] == 2.5).all()
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
