@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from foresight import distributed
-from foresight.errors import UserError, resume_command
+from foresight.errors import resume_command
 from foresight.runtime import bench, machine
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.config import settings
@@ -46,20 +46,12 @@ def document(session: Session, step: int, evaluation: Evaluation) -> dict[str, A
 
 def write(path: Path, document: dict[str, Any]) -> None:
     """Write `summary.json`. Raises UserError if it cannot be written, as on a full disk."""
-    file = path / "summary.json"
-    try:
-        checkpoint.write_atomic(file, json.dumps(document, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"Cannot write {file}: {error.strerror or error}. All steps are made and saved: free space, then write it "
-            f"with: {resume_command(path)}"
-        ) from error
+    advice = f"All steps are made and saved: free space, then write it with: {resume_command(path)}"
+    checkpoint.write_atomic(path / "summary.json", json.dumps(document, indent=2) + "\n", advice)
 
 
 def write_config(path: Path, resolved: settings.Settings) -> None:
     """Write `config.yaml`. Raises UserError where the directory cannot be written."""
     document = {**resolved.document(), "versions": bench.versions()}
-    try:
-        checkpoint.write_atomic(path / "config.yaml", yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-    except OSError as error:
-        raise UserError(f"Cannot write to {path}: {error.strerror or error}. Choose another --out.") from error
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    checkpoint.write_atomic(path / "config.yaml", text, "Choose another --out.")

@@ -345,10 +345,5 @@ def _write(found: TuneResult, resolved: settings.Settings, number: int, steps: i
         f"foresight tune: the best of {found.complete} complete trials (number {number}), {found.value:.6g}"
     )
     text = yaml.safe_dump({f"{resolved.preset or resolved.env}-tuned": preset}, sort_keys=False, allow_unicode=True)
-    try:
-        checkpoint.write_atomic(found.path / BEST, f"# {found.command}\n{text}")
-    except OSError as error:
-        raise UserError(
-            f"Cannot write {found.path / BEST}: {error.strerror or error}. The trials are kept: make room for the "
-            "file, then give the same command."
-        ) from error
+    advice = "The trials are kept: make room for the file, then give the same command."
+    checkpoint.write_atomic(found.path / BEST, f"# {found.command}\n{text}", advice)

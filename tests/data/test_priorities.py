@@ -164,7 +164,7 @@ def test_after_an_interruption_nothing_leads_into_the_new_episodes() -> None:
         for _ in range(15):
             replay.add(*history.step())
         replay.interrupt()
-        for i in range(2):  # of an episode that goes on, what happened after the newest observation is not known
+        for i in range(2):  # of an episode that continues, what happened after the newest observation is not known
             newest = history.rows[i][-1]
             newest["mask"] *= newest["cut"]
             history.at[i] = (history.at[i][0] + 50, 0.0)

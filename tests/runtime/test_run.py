@@ -563,26 +563,28 @@ def test_a_folder_in_place_of_the_mark_ends_no_resume(tmp_path: Path) -> None:
 
 
 def test_a_summary_on_a_full_disk_is_written_by_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = checkpoint.write_atomic
-
-    def full(path: Path, text: str) -> None:
-        if path.name == "summary.json":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, text)
-
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"No space left.*free space.*foresight resume"):
-        patch.setattr(checkpoint, "write_atomic", full)
+        _full(patch, "summary.json")
         adder(tmp_path / "a", steps=3)
     assert foresight.resume(tmp_path / "a", show=False).summary["steps"] == 3
 
 
 def test_the_best_is_marked_on_a_full_disk_by_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "write_atomic", full)
+    _full(monkeypatch, "best.json")
     with pytest.raises(UserError, match=r"Cannot write .*best.json: No space left.*foresight resume"):
-        checkpoint.mark_best(tmp_path / "checkpoints", 3, 1.0)
+        checkpoint.mark_best(tmp_path, 3, 1.0)
+
+
+def _full(patch: pytest.MonkeyPatch, name: str) -> None:
+    """The disk has no room for the file `name`."""
+    replace = os.replace
+
+    def full(draft: Path, path: Path) -> None:
+        if Path(path).name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(draft, path)
+
+    patch.setattr(os, "replace", full)
 
 
 def test_precedence_of_defaults_presets_and_arguments(tmp_path: Path) -> None:

@@ -179,11 +179,8 @@ def mark_best(directory: str | Path, step: int, score: float) -> None:
     Raises UserError if the mark cannot be written.
     """
     file = Path(directory) / "best.json"
-    try:
-        write_atomic(file, json.dumps({"step": step, "score": score}) + "\n")
-    except OSError as error:
-        again = resume_command(file.parent.parent)
-        raise UserError(f"Cannot write {file}: {error.strerror or error}. Free space, then: {again}") from error
+    text = json.dumps({"step": step, "score": score}) + "\n"
+    write_atomic(file, text, f"Free space, then: {resume_command(file.parent.parent)}")
 
 
 def rotate(directory: str | Path, keep: int) -> None:
@@ -229,15 +226,23 @@ def set_aside(directory: str | Path, after: int) -> list[Path]:
     return moved
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a small text file atomically: a kill leaves either the old or the new one."""
+def write_atomic(path: Path, text: str, advice: str = "") -> None:
+    """Write a small text file atomically: a kill leaves either the old or the new one.
+
+    Raises OSError if it cannot be written, or UserError if there is `advice` on what to do then.
+    """
     draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    _sync(path.parent)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _sync(path.parent)
+    except OSError as error:
+        if not advice:
+            raise
+        raise UserError(f"Cannot write {path}: {error.strerror or error}. {advice}") from error
 
 
 def _write(folder: Path, state: Any, step: int, extra: dict[str, Any]) -> None:
