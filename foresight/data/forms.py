@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from foresight.data.text import check_characters
 from foresight.errors import UserError
 
 Message = dict[str, Any]  # of a conversation: `role`, `content`, and what a chat template knows besides
@@ -189,7 +190,7 @@ def check(rows: Sequence[dict[str, Any]], path: str) -> tuple[str, list[dict[str
             raise UserError(f"{place} is of the form '{form(row)}', but row 1 is of the form '{kind}': use one form.")
         row = _normalized(row, place)
         parts = _PARTS[kind](row, place)
-        _check_characters([parts, row.get("tools"), row.get("delimiter")], place)
+        check_characters([parts, row.get("tools"), row.get("delimiter")], place)
         checked.append({**row, **parts})
     return kind, checked
 
@@ -238,17 +239,6 @@ def check_prompt(row: dict[str, Any], given: Any, place: str) -> None:
             f"{place}: the prompt {str(given)[:40]!r} is not what its conversation ('messages') asks, and only one of "
             "the two can be answered and graded: leave one of the columns out."
         )
-
-
-def _check_characters(value: Any, place: str) -> None:
-    """Raise UserError for half of a surrogate pair, which JSON can write, but no tokenizer takes."""
-    try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{place}: {error.object[max(error.start - 20, 0) : error.start + 1]!r} ends with half of a surrogate "
-            "pair, which is no character: write the whole one, or remove it."
-        ) from error
 
 
 def _prompt(row: dict[str, Any], place: str) -> str | list[Message]:

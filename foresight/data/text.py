@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +24,23 @@ def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return tokens, lengths
 
 
+def check_characters(value: Any, place: str) -> None:
+    """Raise UserError for half of a surrogate pair in the texts of `value`, which `place` names in the message.
+
+    JSON can write one, and a byte that is not UTF-8 becomes one on the command line, but no tokenizer takes it.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{place}: {error.object[max(error.start - 20, 0) : error.start + 1]!r} ends with half of a surrogate "
+            "pair, which is no character (so is a byte that is not UTF-8): write the whole one, or remove it."
+        ) from error
+
+
 def encoded(words: str, size: int) -> NDArray[np.uint8]:
-    """An instruction as `size` UTF-8 bytes, padded with zeros. Raises UserError if it has more."""
+    """An instruction as `size` UTF-8 bytes, padded with zeros. Raises UserError if it has more, or no characters."""
+    check_characters(words, "The instruction")
     text = words.encode()
     if len(text) > size:
         raise UserError(

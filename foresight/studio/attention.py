@@ -17,6 +17,7 @@ from foresight.runtime import catalog, run
 from foresight.runtime.attention import draw, sources
 from foresight.runtime.attention.maps import VIEWS, Maps
 from foresight.studio import dreams
+from foresight.studio.encode import whole
 from foresight.studio.runs import Library
 
 UNITS = 10_000
@@ -84,7 +85,7 @@ class Readers:
 
     def change(self, document: dict[str, Any]) -> dict[str, Any]:
         """How the output of `query` changes without the links in `cuts`, as `Maps.effect`."""
-        cuts, query = document.get("cuts", []), _whole(document, "query", -1)
+        cuts, query = document.get("cuts", []), whole(document, "query", -1)
         if not isinstance(cuts, list) or len(cuts) > MOST_CUTS or not all(isinstance(cut, str) for cut in cuts):
             raise UserError(f"cuts must be a list of at most {MOST_CUTS} texts, such as 3.0 or 3.0:-1,4.")
         with self._lock:
@@ -93,7 +94,7 @@ class Readers:
 
     def heads(self, document: dict[str, Any]) -> list[float]:
         """How the output of `query` changes without each head of `layer`: one pass for each."""
-        layer, query = _whole(document, "layer", 0), _whole(document, "query", -1)
+        layer, query = whole(document, "layer", 0), whole(document, "query", -1)
         with self._lock:
             maps = self._read(document)
             if not 0 <= layer < len(maps.weights):
@@ -104,15 +105,13 @@ class Readers:
 
     def _read(self, document: dict[str, Any]) -> Maps:
         source, text = document.get("source", self._model), document.get("text", "")
-        steps, seed = _whole(document, "steps", STEPS), _whole(document, "seed", 0)
+        steps, seed = whole(document, "steps", STEPS, 1, LONGEST), whole(document, "seed", 0, 0)
         images = bool(document.get("images", False))
         if not isinstance(source, str) or not isinstance(text, str):
             raise UserError("Give source (an id) and text.")
         known = {one["id"]: one for one in self.names()}
         if source not in known:
             raise unknown("source", source[:80], known)
-        if not 1 <= steps <= LONGEST:
-            raise UserError(f"steps must be between 1 and {LONGEST}, not {steps}.")
         key = (source, text) if known[source]["text"] else (source, steps, seed, images)
         if source != self._model:
             key = (*key, self._library.saved(source))  # a run that trains has a new checkpoint now and then
@@ -124,6 +123,7 @@ class Readers:
     def _of_text(self, source: str, text: str) -> Maps:
         from foresight.nets.language import pretrained
         from foresight.nets.language.model import LanguageModel
+        from foresight.nets.language.tokenizer import ids_of
 
         stamp = "" if source == self._model else self._library.saved(source)
         if self._policies.get("of") != (source, stamp):
@@ -139,7 +139,7 @@ class Readers:
                     raise UserError("The model of this run completes no text: choose another run.")
             self._policies = {"of": (source, stamp), "policy": policy}
         policy = self._policies["policy"]
-        if len(policy.tokenizer.encode(text)) > LONGEST:
+        if len(ids_of(policy.tokenizer, text)) > LONGEST:
             raise UserError(f"The text has more than {LONGEST} tokens. For a longer one: foresight attention --text")
         return sources.of_text(policy, text)
 
@@ -170,10 +170,3 @@ def _within(maps: Maps, query: int) -> int:
     if not -rows <= query < rows:
         raise UserError(f"There is no token {query}: count from 0 to {rows - 1}, or -1 for the last.")
     return query
-
-
-def _whole(document: dict[str, Any], name: str, default: int) -> int:
-    value = document.get(name, default)
-    if type(value) is not int:
-        raise UserError(f"{name} must be a whole number, not {value!r}.")
-    return value

@@ -24,6 +24,7 @@ from foresight.planning.search.tree import Tree
 from foresight.runtime import catalog, environments, machine, run
 from foresight.runtime.agent import Agent
 from foresight.studio import dreams, trees
+from foresight.studio.encode import whole
 from foresight.studio.runs import Library
 
 LONGEST = 200  # steps of an episode
@@ -86,8 +87,8 @@ class Decisions:
         name = document.get("player")
         if not isinstance(name, str):
             raise UserError("player must be a name.")
-        seed, step = _whole(document, "seed", 0, 2**31), _whole(document, "step", 0, LONGEST)
-        simulations = _whole(document, "simulations", 1, MOST, USUAL)
+        seed, step = whole(document, "seed", 0, 0), whole(document, "step", 0, 0, LONGEST)
+        simulations = whole(document, "simulations", USUAL, 1, MOST)
         with self._lock:
             agent, stamp = self._agent(name)
             episode = self._episode(agent, (name, stamp, seed), step)
@@ -242,10 +243,3 @@ def _picture(env: Any, obs: Obs) -> str | None:
 def _close(env: Any) -> None:
     if hasattr(env, "close"):
         env.close()
-
-
-def _whole(document: dict[str, Any], name: str, least: int, most: int, default: int = 0) -> int:
-    value = document.get(name, default)
-    if type(value) is not int or not least <= value <= most:
-        raise UserError(f"{name} must be a whole number between {least} and {most:,}, not {value!r}.")
-    return value

@@ -21,6 +21,7 @@ from foresight.errors import UserError
 from foresight.runtime import imagined, run
 from foresight.runtime.agent import Agent
 from foresight.runtime.evaluation import open_loop
+from foresight.studio.encode import whole
 from foresight.studio.runs import Library
 
 LONGEST = 60  # imagined steps of an open loop
@@ -77,9 +78,9 @@ class Models:
 
         A key is an action by its number, or "agent" for the agent's own action.
         """
-        name, seed, keys = document.get("run"), document.get("seed", 0), document.get("keys", [])
-        if not isinstance(name, str) or type(seed) is not int or not isinstance(keys, list):
-            raise UserError("Give run (an id), seed (a whole number) and keys (a list).")
+        name, seed, keys = document.get("run"), whole(document, "seed", 0, 0), document.get("keys", [])
+        if not isinstance(name, str) or not isinstance(keys, list):
+            raise UserError("Give run (an id) and keys (a list).")
         if len(keys) > LONGEST_DREAM:
             raise UserError(f"An episode inside a model has at most {LONGEST_DREAM} steps here: start a new one.")
         with self._lock:

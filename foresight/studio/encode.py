@@ -1,4 +1,4 @@
-"""JSON that every browser reads, of documents with numbers and texts that it has no signs for."""
+"""JSON to and from browsers: numbers and texts that it has no signs for, and whole numbers that a page asks with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 from fastapi.responses import JSONResponse
+
+from foresight.errors import UserError
 
 
 def encode(document: object) -> bytes:
@@ -24,6 +26,14 @@ class Answer(JSONResponse):
     def render(self, content: Any) -> bytes:
         """The bytes of a document."""
         return encode(content)
+
+
+def whole(document: dict[str, Any], name: str, default: int, least: int = -(2**31), most: int = 2**31) -> int:
+    """The whole number `name` of a request. Raises UserError if it is none, or not between `least` and `most`."""
+    value = document.get(name, default)
+    if type(value) is not int or not least <= value <= most:
+        raise UserError(f"{name} must be a whole number between {least:,} and {most:,}, not {value!r}.")
+    return value
 
 
 def _finite(value: Any) -> Any:

@@ -101,11 +101,15 @@ def test_a_game_is_played_by_the_rules_and_searched(client: TestClient) -> None:
         ("/api/board", {"player": "connect_four", "moves": [], "simulations": 10**9}, "simulations"),
         ("/api/board", {"player": "../../etc", "moves": []}, "no run"),
         ("/api/grid", {"picture": ["S?"]}, "characters"),
+        ("/api/grid", {"picture": ["SG"], "seed": 2**40}, "seed must be between"),
         ("/api/dream", {"run": "nothing"}, "no run"),
+        ("/api/dream", {"run": "nothing", "seed": 10**30}, "seed must be a whole number between"),
+        ("/api/attention", {"steps": 10**30}, "steps must be a whole number between 1 and 160"),
+        ("/api/attention", {"text": "\ud83d"}, "half of a surrogate pair"),
     ],
 )
 def test_bad_requests_get_a_sentence(client: TestClient, path: str, document: dict, words: str) -> None:
-    answer = client.post(path, json=document)
+    answer = client.post(path, content=json.dumps(document), headers={"content-type": "application/json"})
     assert answer.status_code == 400 and words in answer.json()["error"]
 
 

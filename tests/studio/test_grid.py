@@ -156,3 +156,8 @@ def test_bad_requests_are_refused(document: dict, words: str) -> None:
 def test_a_discount_of_one_without_an_end_is_refused() -> None:
     with pytest.raises(UserError, match="gamma = 1"):
         grid.solve(grid.Request(picture=("S..",), gamma=1.0, step=2))
+
+
+def test_rewards_beyond_64_bits_are_numbers_too() -> None:
+    found = grid.solve(grid.read({"picture": ["SG"], "slip": 0, "goal_reward": 10**30, "step": 1}))
+    assert found["values"][0] == pytest.approx(1e30)

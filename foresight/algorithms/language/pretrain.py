@@ -37,7 +37,7 @@ from foresight.nets.language import mtp, pretrained
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.moe import Routing
 from foresight.nets.language.mtp import MultiTokenHeads
-from foresight.nets.language.tokenizer import apply_chat_template
+from foresight.nets.language.tokenizer import apply_chat_template, ids_of
 from foresight.nets.language.tokentree import ROOT
 from foresight.ops import schedules
 from foresight.ops.tokens import token_logprob
@@ -199,7 +199,7 @@ def _row(tokenizer: Any, example: Example) -> tuple[str, list[int]]:
         raise UserError(f"{example.place or 'An example'} has 'messages', a whole conversation: give --conversations.")
     else:
         text = "\n".join(message["content"] for message in example.prompt) + ending  # as `LanguageModel.encode`
-    return text, [*tokenizer.encode(text), tokenizer.eos_token_id]
+    return text, [*ids_of(tokenizer, text), tokenizer.eos_token_id]
 
 
 def written(state: State, env: TextTask, examples: Sequence[Example]) -> Sequence[Example]:

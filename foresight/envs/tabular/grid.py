@@ -151,7 +151,7 @@ def gridworld(
             next_state[:, a, k] = np.where(there >= 0, there, np.arange(states))
             prob[:, a, k] = p
     entered = kind[next_state]
-    reward = step_reward + goal_reward * (entered == "G") + trap_reward * (entered == "T")
+    reward = float(step_reward) + float(goal_reward) * (entered == "G") + float(trap_reward) * (entered == "T")
     discount = 1.0 - np.isin(entered, ("G", "T"))
     finish(next_state, prob, reward, discount, start)
     layout = Layout(rows, position)

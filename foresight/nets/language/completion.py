@@ -7,7 +7,7 @@ from typing import Any
 
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
-from foresight.nets.language.tokenizer import Message, apply_chat_template, check_ids
+from foresight.nets.language.tokenizer import Message, apply_chat_template, check_ids, ids_of
 
 Answer = str | Message  # a text, or a message of the assistant, which may call tools
 
@@ -29,7 +29,7 @@ def encode(
         if reply.get("tool_calls"):
             raise UserError("The model has no chat template, so it cannot call tools: choose a model with one.")
         text = before + reply["content"]
-        whole = list(tokenizer.encode(text))
+        whole = ids_of(tokenizer, text)
     else:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         answered = [*messages, reply]
@@ -62,7 +62,7 @@ def _continuation(tokenizer: Any, head: list[int], text: str) -> list[int]:
     """Ids of a text that continues `head`: without the BOS token or space that some tokenizers put before a text."""
 
     def ids(words: str) -> list[int]:
-        return list(tokenizer.encode(words, add_special_tokens=False))
+        return ids_of(tokenizer, words, add_special_tokens=False)
 
     end, read = tokenizer.eos_token, str(tokenizer.decode(head)) + text
     after = [] if end is None else ids(end + text)[1:]

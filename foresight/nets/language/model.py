@@ -20,7 +20,7 @@ from foresight.errors import UserError
 from foresight.nets.language import architecture, tree_attention
 from foresight.nets.language.architecture import Capabilities
 from foresight.nets.language.cache import Cache, DecodeStep, Extension, Level, Prefill
-from foresight.nets.language.tokenizer import Message, apply_chat_template, check_ids
+from foresight.nets.language.tokenizer import Message, apply_chat_template, check_ids, ids_of
 from foresight.nets.language.tokenizer import check as check_tokenizer
 from foresight.nets.language.tokentree import TokenTree
 from foresight.ops.tokens import token_logprob
@@ -88,7 +88,7 @@ class LanguageModel(nn.Module):
                     "The model has no chat template, so it cannot be given tools: choose a model that has one."
                 )
             text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-            return check_ids(self.module, self.tokenizer, list(self.tokenizer.encode(text)))
+            return check_ids(self.module, self.tokenizer, ids_of(self.tokenizer, text))
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         ids = apply_chat_template(self.tokenizer, messages, tools, add_generation_prompt=True, return_dict=False)
         return check_ids(self.module, self.tokenizer, list(ids))

@@ -6,11 +6,21 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from foresight.data.text import check_characters
 from foresight.errors import UserError
 
 Message = dict[str, Any]  # role, content and, of the assistant, perhaps tool_calls
 LEAST_TOKENS = 0.9  # of the model's embedding rows: tables are padded to round sizes, but by no more
 MOST_UNUSED = 8  # special tokens without an embedding: Gemma 3's tokenizer has one, for images, CodeLlama 34B's four
+
+
+def ids_of(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """The ids of a text, with `options` of the tokenizer. Raises UserError for half of a surrogate pair."""
+    try:
+        return list(tokenizer.encode(text, **options))
+    except (TypeError, UnicodeEncodeError):
+        check_characters(text, "The text")
+        raise
 
 
 def apply_chat_template(
@@ -19,7 +29,7 @@ def apply_chat_template(
     """The tokenizer's `apply_chat_template`, with `options`, of a conversation and the tools offered in it.
 
     Where the template rejects a system prompt (Gemma's, Mistral's first), the user's first message begins with it.
-    Raises UserError if the template rejects the conversation or ignores the tools.
+    Raises UserError if the template rejects the conversation or ignores the tools, and for half of a surrogate pair.
     """
     from jinja2 import TemplateError
 
@@ -31,6 +41,9 @@ def apply_chat_template(
                 "the column 'tools'."
             )
         return rendered
+    except (TypeError, UnicodeEncodeError):
+        check_characters(list(messages), "The conversation")
+        raise
     except TemplateError as error:
         if [message["role"] for message in messages[:2]] == ["system", "user"]:
             system, user = messages[:2]

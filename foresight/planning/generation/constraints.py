@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.tokenizer import ids_of
 
 Trie = dict[int, Any]  # token -> trie of the tokens that may follow; empty after the end token
 
@@ -38,7 +39,7 @@ def _trie(model: LanguageModel, answers: Sequence[str]) -> Trie:
     root: Trie = {}
     for answer in answers:
         node = root
-        for token in model.tokenizer.encode(answer, add_special_tokens=False):
+        for token in ids_of(model.tokenizer, answer, add_special_tokens=False):
             node = node.setdefault(token, {})
         node.update({stop: {} for stop in model.stop_ids})  # any of the model's end tokens
     if not root:

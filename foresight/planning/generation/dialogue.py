@@ -28,7 +28,7 @@ from foresight.envs.tools import tool
 from foresight.envs.tools.episode import Episode, Reply, TeamEpisode, close, graded, in_time
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
-from foresight.nets.language.tokenizer import apply_chat_template, special_texts
+from foresight.nets.language.tokenizer import apply_chat_template, ids_of, special_texts
 
 MARK = "MARK-OF-A-TURN"
 
@@ -258,7 +258,7 @@ def between(policy: LanguageModel, message: dict[str, str], tokens: Sequence[int
     _, mark, tail = str(rendered).partition(MARK)
     if not mark:
         raise UserError("The chat template of the model leaves out earlier turns: use a model whose template has them.")
-    ids = list(policy.tokenizer.encode(tail, add_special_tokens=False))
+    ids = ids_of(policy.tokenizer, tail, add_special_tokens=False)
     if tokens and ids and tokens[-1] == ids[0] and tokens[-1] in policy.stop_ids:
         ids = ids[1:]
     return ids

@@ -19,6 +19,7 @@ import torch
 
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import LostError, UserError
+from foresight.nets.language.tokenizer import ids_of
 from foresight.planning.generation.decoding import generate
 from foresight.planning.generation.prefix_cache import PrefixCache
 from foresight.planning.reasoning.tree import ThoughtTree
@@ -351,7 +352,7 @@ class Mind:
     def continuation(self, text: str) -> tuple[int, ...]:
         """Ids of a text in the middle of a completion."""
         tokenizer = getattr(self.policy, "tokenizer", None)
-        ids = self.policy.encode(text) if tokenizer is None else tokenizer.encode(text, add_special_tokens=False)
+        ids = self.policy.encode(text) if tokenizer is None else ids_of(tokenizer, text, add_special_tokens=False)
         return tuple(ids)
 
     def message(self, text: str) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from foresight.nets.language.completion import encode
 from foresight.nets.language.model import LanguageModel
 from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.nets.language.scorer import Scorer, completing
+from foresight.nets.language.tokenizer import ids_of
 from foresight.planning.reasoning.beam import AGGREGATES
 from foresight.planning.reasoning.mind import Verifier
 
@@ -126,7 +127,7 @@ def _batch(
 ) -> TokenBatch:
     """Prompts with the ids of a text each. An empty text is its prompt's last token."""
     prompts = [model.encode(example.prompt, example.tools) for example in examples]
-    rows = [[*model.tokenizer.encode(text, add_special_tokens=False), *after] for text in texts]
+    rows = [[*ids_of(model.tokenizer, text, add_special_tokens=False), *after] for text in texts]
     for prompt, row in zip(prompts, rows, strict=True):
         if not row:
             row.append(prompt.pop())

@@ -14,6 +14,7 @@ from foresight.data.trajectory import Tree, tree_map
 from foresight.envs.images.make import Images
 from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
+from foresight.nets.language.tokenizer import ids_of
 from foresight.nets.sequence.attention import KnockOut, recorded
 from foresight.nets.sequence.decision import DecisionTransformer
 from foresight.nets.sequence.denoisers import DenoisingTransformer
@@ -41,7 +42,7 @@ def of_text(model: LanguageModel, text: str, title: str = "") -> Maps:
     """The attention of a language model while it reads `text`. Raises UserError for an empty or a long text."""
     from foresight.nets.language import recording
 
-    ids = list(model.tokenizer.encode(text))
+    ids = ids_of(model.tokenizer, text)
     most = min(LONGEST, model.context)
     if not 1 <= len(ids) <= most:
         raise UserError(f"The text has {len(ids)} tokens. Give one of 1 to {most}, with --text.")

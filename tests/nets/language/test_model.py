@@ -195,3 +195,11 @@ def test_a_window_of_attention_bounds_the_context():
     torch.testing.assert_close(batch.model_logprob[0, 0, 0], expected.detach(), atol=1e-5, rtol=0)
     with pytest.raises(UserError, match="context of 4"):
         generate(policy, [prompt], 1, 2)
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m['content'] }}{% endfor %}"])
+def test_a_prompt_that_is_not_in_utf_8_is_refused(template):
+    policy = tiny_language.model()
+    policy.tokenizer.chat_template = template
+    with pytest.raises(UserError, match=r"half of a surrogate pair.*not UTF-8"):
+        policy.encode("13+4\udcff")  # a byte that a terminal in Latin-1 typed
