@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 # Before anything imports them: no test may reach for a hub, and many small tensors are faster on one thread.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,6 +21,9 @@ import pytest
 import torch
 
 from foresight.nets.language import architecture
+
+LANGUAGE = Path(__file__).parent / "nets" / "language"
+READING = ("foresight.nets.language.architecture.", "foresight.nets.language.pretrained.")
 
 # What collecting 8,000 tests makes is there to stay: the collector would walk over it again and again.
 gc.disable()
@@ -54,7 +59,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _mutants_are_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sabotaged language model is computed all the same: its check at load would notice the mutation and avoid it."""
-    mutation = request.node.callspec.params.get("sabotage") if hasattr(request.node, "callspec") else None
+    mutation = _mutation(request)
     if mutation is None or mutation[0].startswith("foresight.nets.language.architecture."):
         return
 
@@ -65,6 +70,27 @@ def _mutants_are_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(architecture, "_exact", believed)
     monkeypatch.setattr(architecture, "_close", lambda pairs: True)
+
+
+def _mutation(request: pytest.FixtureRequest) -> tuple[str, Callable[..., object]] | None:
+    return request.node.callspec.params.get("sabotage") if hasattr(request.node, "callspec") else None
+
+
+@pytest.fixture(autouse=True)
+def _small_models_are_read_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading and trying the model of `tiny_language` would be most of a test's work: tests get copies of it.
+
+    Not those that may be about reading or trying it.
+    """
+    small = sys.modules.get("tests.tiny_language")
+    if small is None or request.path.is_relative_to(LANGUAGE):
+        return
+    mutation = _mutation(request)
+    if mutation is not None and mutation[0].startswith(READING):
+        return
+    from foresight.nets.language import pretrained
+
+    monkeypatch.setattr(pretrained, "_read", small.read_once(pretrained._read, mutation is None))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,8 @@ from foresight.studio.attention import Readers
 from foresight.studio.boards import BUNDLED, Players
 from foresight.studio.decisions import Decisions
 
-EVERY = 20  # steps of the grid world that are all kept; then some, each an eighth later than the one before
+EVERY = 20  # steps of the grid world that are all kept
+SHARE = 8  # then some, each an eighth later than the one before
 EPISODES = 200  # of a sampled method
 AGENTS = 6  # runs of which searches are kept, the newest; and of which attention is
 POSITIONS = 8  # of a game, or steps of an episode
@@ -36,7 +37,7 @@ def worlds() -> Iterator[tuple[str, Any]]:
             steps[str(state["step"])] = state
             if state["done"] or step >= (EPISODES if method in grid.SAMPLED else grid.MOST_STEPS):
                 break
-            step += max(1, step // 8) if step >= EVERY else 1
+            step += max(1, step // SHARE) if step >= EVERY else 1
         found[method] = [int(name) for name in steps]
         yield f"grid/{method}", rounded({"model": model, "steps": steps})
     yield "grids", {**grid.choices(), "recorded": found}

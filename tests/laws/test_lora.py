@@ -249,11 +249,10 @@ def _without_momentum(restore):
 @sabotaged_by("foresight.runtime.checkpoints.checkpoint.restore", _without_momentum)
 @every
 def test_a_checkpoint_continues_bit_for_bit(name, tmp_path):
-    module, whole = _state(name)
-    *_, (_, _, whole) = module.train(whole.config, _task(name), whole)
-    _, half = _state(name)
-    half = next(state for step, _, state in module.train(half.config, _task(name), half) if step == 1)
-    saved = checkpoint.save(tmp_path, half, 1)
+    module, begun = _state(name)
+    for step, _, whole in module.train(begun.config, _task(name), begun):
+        if step == 1:
+            saved = checkpoint.save(tmp_path, whole, 1)
     _, resumed = _state(name)
     checkpoint.restore(saved, resumed)
     *_, (_, _, resumed) = module.train(resumed.config, _task(name), resumed)

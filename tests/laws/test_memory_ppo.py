@@ -142,10 +142,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(kind: str):
     """Where the environment is reset with the run: one-step episodes, so the memory is empty at every row."""
     from tests.algorithms.policy.small_envs import choice
 
-    config = dataclasses.replace(SMALL, steps=768, num_envs=8, rollout_steps=8, memory=kind)
+    config = dataclasses.replace(SMALL, steps=256, num_envs=8, rollout_steps=8, memory=kind)
     copies = []
     for step, _, state in ppo.train(config, choice()):
-        if step == 384:
+        if step == 128:
             copies = [copy.deepcopy(state)]
     *_, (_, _, resumed) = ppo.train(config, choice(), copies[0])
     for a, b in zip(resumed.network.parameters(), state.network.parameters(), strict=True):

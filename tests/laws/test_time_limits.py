@@ -24,8 +24,11 @@ def test_a_time_limit_is_no_termination():
         qac: {"value_learning_rate": 0.3, "max_grad_norm": 1e9},
         off_policy_ac: {"value_learning_rate": 0.1, "max_grad_norm": 1e9},
         trpo: {"value_learning_rate": 0.1, "value_batch": 64, "value_epochs": 2, "cg_iterations": 1},
-        ppg: {"learning_rate": 0.15, "max_grad_norm": 1e9, "minibatches": 2, "normalize_reward": False},
-    }
+        ppg: {
+            "learning_rate": 0.15, "max_grad_norm": 1e9, "minibatches": 2, "normalize_reward": False,
+            "policy_iterations": 16, "auxiliary_epochs": 1, "auxiliary_minibatches": 4,
+        },
+    }  # fmt: skip
     for module, options in settings.items():
         config = module.Config(steps=6_000, num_envs=8, rollout_steps=16, gamma=0.9, hidden=(), **options)
         *_, (_, _, state) = module.train(config, Clock())

@@ -102,13 +102,24 @@ def _load(
     `adapters` are the folders whose base this is.
     """
     computed = precisions.dtype(precision, device)
+    if name.endswith(".gguf"):
+        with tempfile.TemporaryDirectory() as folder:
+            return _load(kind, str(unpack(Path(name), Path(folder) / "model")), device, precision, narrow, **options)
+    module, tokenizer, headless = _read(kind, name, adapters, **options)
+    model = LanguageModel(module.to(device), tokenizer, computed)
+    if narrow and computed is not None and model.capabilities.shared:  # after the tests at load, which need float32
+        for key, weight in module.named_parameters():
+            if not key.startswith("score."):
+                weight.data = weight.data.to(computed)
+    return model, headless
+
+
+def _read(kind: Any, name: str, adapters: tuple[str, ...], **options: Any) -> tuple[Any, Any, bool]:
+    """The module, with adapters merged, its tokenizer, and whether it lacks a scalar head. Raises as `_load`."""
     from transformers import AutoTokenizer
 
     from foresight.nets.language import decoder  # noqa: F401  registers our own decoder
 
-    if name.endswith(".gguf"):
-        with tempfile.TemporaryDirectory() as folder:
-            return _load(kind, str(unpack(Path(name), Path(folder) / "model")), device, precision, narrow, **options)
     source = str(packaged()) if name == DEFAULT else name
     if Path(source).exists() and not any((Path(source) / file).is_file() for file in FILES):
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
@@ -120,7 +131,7 @@ def _load(
                 f"The base model of the adapter in {source} is {base}, which is an adapter of it in turn: write the "
                 f"model that training started from into {Path(source) / ADAPTER}, as base_model_name_or_path."
             )
-        below = _load(kind, base, device, precision, False, (*adapters, source), **options)
+        below = _load(kind, base, "cpu", "float32", False, (*adapters, source), **options)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         if below is not None:
@@ -148,12 +159,7 @@ def _load(
         raise UserError(f"{name} is no language model: {len(lacking)} of its weights are not there, as {lacking[0]}.")
     if lora.has(module):
         lora.merge(module)
-    model = LanguageModel(module.to(device), tokenizer, computed)
-    if narrow and computed is not None and model.capabilities.shared:  # after the tests at load, which need float32
-        for key, weight in module.named_parameters():
-            if not key.startswith("score."):
-                weight.data = weight.data.to(computed)
-    return model, headless
+    return module, tokenizer, headless
 
 
 def _generation(source: str, config: Any) -> Any:

@@ -44,7 +44,7 @@ def test_compiled_and_tensor_sweeps_are_the_definition(seed: int, states: int, a
     assert compiled.compiled and not tensors.compiled
     a = b = start(mdp)
     expected = np.zeros(mdp.states)
-    for _ in range(25):
+    for _ in range(15):
         (*a, da), (*b, db) = compiled.improve(*a), tensors.improve(*b)
         q = backup(mdp, 0.9, expected)
         expected = q.max(1)

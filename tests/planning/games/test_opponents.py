@@ -34,15 +34,13 @@ def negamax(game: Any, position: torch.Tensor) -> float:
 def scattered(game: Any, plies: int, count: int, seed: int) -> torch.Tensor:
     """Positions after `plies` random moves whose games are not over."""
     chooser, found = opponents.make("random", game, seed), []
-    while len(found) < count:
-        position = game.start(1)
+    while sum(map(len, found)) < count:
+        position = game.start(500)
         for _ in range(plies):
-            if bool(game.over(position)):
-                break
             position = game.step(position, chooser(position)).position
-        if not bool(game.over(position)):
-            found.append(position)
-    return torch.cat(found)
+            position = position[~game.over(position)]
+        found.append(position)
+    return torch.cat(found)[:count]
 
 
 @sabotaged_by("foresight.planning.games.connect_four.Solver.moves", lambda f: lambda s, p: -f(s, p))
@@ -57,12 +55,12 @@ def test_the_solver_is_brute_force_on_endgames() -> None:
 
 def test_the_solver_knows_what_is_known() -> None:
     """A forced block is the only move that does not lose at once, and an open three wins."""
-    block = replay(C4, [[0, 6, 1, 6, 2]])  # X threatens 4: O must play there
+    block = replay(C4, [[0, 2, 5, 4, 1, 4, 3, 6, 0, 1, 0]])  # X has a1, a2 and a3: O must play a4
     values = connect_four.solver().moves(block)[0]
-    assert int(values.argmax()) == 3 and (values == values.max()).sum() == 1
+    assert int(values.argmax()) == 0 and (values == values.max()).sum() == 1
     open_three = replay(C4, [[1, 1, 2, 2, 3]])  # a1 and e1 both win: O cannot stop both
     assert connect_four.solver().moves(open_three).max() == -1
-    bad, lost = connect_four.mistakes(block, torch.tensor([0]))
+    bad, lost = connect_four.mistakes(block, torch.tensor([3]))
     assert bool(bad) and int(lost) >= 1
 
 
