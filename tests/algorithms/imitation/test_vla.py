@@ -53,9 +53,16 @@ def test_a_resumed_run_is_the_uninterrupted_one() -> None:
 
 @pytest.mark.parametrize(("images", "rate"), [("convs", 1e-2), ("vit", 2e-3)])
 @sabotaged_by("foresight.nets.sequence.action_tokens.Tokens.loss", flip_sign)
-def test_it_learns_what_neither_the_image_nor_the_words_tell_alone(images: str, rate: float) -> None:
-    config = dataclasses.replace(CONFIG, steps=160, sample=False, images=images, learning_rate=rate)
-    assert accuracy(last(vla, config, Pointing())) > 0.95
+def test_it_learns_what_neither_the_image_nor_the_words_tell_alone(
+    images: str, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vla, "REPORT", 20)
+    config = dataclasses.replace(CONFIG, steps=200, sample=False, images=images, learning_rate=rate)
+    for _, metrics, state in vla.train(config, Pointing()):
+        assert metrics["loss"] > 0  # as of any probabilities
+        if accuracy(state) > 0.95:  # on 200 new scenes, where luck does not reach that
+            return
+    raise AssertionError(f"{accuracy(state)} of the actions are right")
 
 
 def _sums(seen: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
@@ -68,8 +75,10 @@ def _sums(seen: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
 def test_a_flow_learns_points_that_image_and_words_tell_together(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = demonstrations()
     monkeypatch.setattr(offline, "read", lambda *_: dataclasses.replace(seen, action=_sums(seen.obs, seen.action)))
+    monkeypatch.setattr(vla, "REPORT", 10)
     config = dataclasses.replace(CONFIG, steps=80, batch_size=64, head="flow")
-    *_, (_, metrics, state) = vla.train(config, Touching(8))
+    for _, metrics, state in vla.train(config, Touching(8)):  # noqa: B007
+        assert metrics["loss"] > 0  # as of any squares
     obs, right = scene(torch.Generator().manual_seed(9), 200)
     drawn, mode = (vla.act(dataclasses.replace(state, config=dataclasses.replace(config, sample=x)), obs)[0]
                    for x in (True, False))  # fmt: skip

@@ -110,7 +110,10 @@ def test_the_student_comes_nearer_to_its_teacher(on_policy):
         learning_rate=1e-2, precision="float32",
     )  # fmt: skip
     key = "teacher_kl" if on_policy else "student_kl"
-    seen = [metrics[key] for _, metrics, _ in distill.train(config, task)]
+    seen = []
+    for step, metrics, _ in distill.train(config, task):
+        seen.append(metrics[key])
+        assert step != 10 or sum(seen[-3:]) < 1.25 * sum(seen[:3])  # it does not go away, at least
     assert sum(seen[-5:]) < 0.6 * sum(seen[:3]) * 5 / 3
 
 

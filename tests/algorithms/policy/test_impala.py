@@ -176,21 +176,26 @@ def test_a_resumed_run_is_the_uninterrupted_one(optimizer: str) -> None:
     assert torch.equal(weights(resumed), weights(state))
 
 
-ACTIONS = {
-    "discrete": (gs.Discrete(2), lambda c, a: a == c),
-    "multi-discrete": (gs.MultiDiscrete([2, 3]), lambda c, a: (a == torch.stack([c, c + 1], -1)).all(-1)),
-    "continuous": (gs.Box(-2, 2, (2,), np.float32), lambda c, a: 1 - (a - (2.0 * c - 1)[:, None]).square().mean(-1)),
+ACTIONS = {  # the space, the reward, and what random actions earn
+    "discrete": (gs.Discrete(2), lambda c, a: a == c, 1 / 2),
+    "multi-discrete": (gs.MultiDiscrete([2, 3]), lambda c, a: (a == torch.stack([c, c + 1], -1)).all(-1), 1 / 6),
+    "continuous": (
+        gs.Box(-2, 2, (2,), np.float32),
+        lambda c, a: 1 - (a - (2.0 * c - 1)[:, None]).square().mean(-1),
+        -1.0,
+    ),
 }
 
 
 @sabotaged_by("foresight.ops.returns.vtrace", lambda f: lambda *a: tuple(-x for x in f(*a)))
 @pytest.mark.parametrize("name", ACTIONS)
 def test_every_kind_of_action_is_learned(name: str) -> None:
-    actions, reward = ACTIONS[name]
+    actions, reward, random = ACTIONS[name]
     spaces = Spaces(gs.Box(-1, 1, (1,), np.float32), actions)
     env = Bandit(spaces, 2, lambda c: (2.0 * c - 1).unsqueeze(-1), reward)
     config = dataclasses.replace(SMALL, steps=10_000, learning_rate=1e-2, entropy_coef=0.0)
-    state = _last(config, env)
+    for step, metrics, state in impala.train(config, env):  # noqa: B007
+        assert 4 * step < config.steps or metrics["return"] > random
     obs = env.reset(0)
     action, extras, carry = impala.act(state, obs)
     assert env._reward(env._context, action).float().mean() > 0.9

@@ -105,7 +105,8 @@ def test_every_kind_of_action_is_learned(name):
     output = state.network.policy(untrained)
     drawn = torch.stack([env._reward(env._context, output.sample(state.generator)).float() for _ in range(200)]).mean()
     assert drawn.item() == pytest.approx(random, abs=0.35)
-    _last(config, make(), state)
+    for step, metrics, _ in ppo.train(config, make(), state):
+        assert step < 512 or metrics["return"] > random  # a fifth of the run is enough for that
     action, extras, carry = ppo.act(state, env.reset(0))
     assert env._reward(env._context, action).float().mean() > 0.9
     assert extras == {} and carry is None

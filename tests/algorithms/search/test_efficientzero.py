@@ -59,8 +59,9 @@ def test_no_constant_agrees_with_what_is_projected() -> None:
 def test_consistency_starts_far_from_its_optimum_and_is_learned() -> None:
     state = state_of(batch_size=64, learning_rate=3e-3)
     assert abs(agreement(state)) < 0.4
-    for seed in range(150):
+    for seed in range(100):
         efficientzero.update(state, walk(64, 5, seed))
+        assert seed != 40 or agreement(state) > 0.25
     assert agreement(state) > 0.5
 
 

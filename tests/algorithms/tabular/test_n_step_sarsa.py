@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foresight.algorithms.tabular import n_step_sarsa
-from tests.fixed_points.tabular import DECAYING, controlled, name
+from tests.fixed_points.tabular import SELDOM, controlled, name
 from tests.sabotage import change, sabotaged_by
 
 
@@ -16,9 +16,9 @@ from tests.sabotage import change, sabotaged_by
 @pytest.mark.parametrize(
     ("fields", "forbidden", "time_limit"),
     [
-        ({"steps": 1_500_000, **DECAYING}, 0, None),
-        ({"n_steps": 2, "gamma": 0.9, "epsilon": 0.5, "steps": 500_000, **DECAYING}, 1, 3),
-        ({"n_steps": 9, "gamma": 1.0, "epsilon": 1.0, "steps": 500_000, **DECAYING}, 1, None),
+        ({"steps": 1_500_000, **SELDOM}, 0, None),
+        ({"n_steps": 2, "gamma": 0.9, "epsilon": 0.5, "steps": 500_000, **SELDOM}, 1, 3),
+        ({"n_steps": 9, "gamma": 1.0, "epsilon": 1.0, "steps": 500_000, **SELDOM}, 1, None),
     ],
     ids=name,
 )

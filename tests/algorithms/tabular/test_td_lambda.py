@@ -11,7 +11,7 @@ import torch
 from foresight.algorithms.tabular import td_lambda
 from foresight.ops import returns
 from foresight.training import tabular
-from tests.fixed_points.tabular import DECAYING, name, predicted
+from tests.fixed_points.tabular import SELDOM, name, predicted
 from tests.sabotage import change, sabotaged_by, scaled
 from tests.small_mdps import small_mdp
 
@@ -20,9 +20,9 @@ from tests.small_mdps import small_mdp
 @pytest.mark.parametrize(
     ("fields", "forbidden", "time_limit"),
     [
-        ({"alpha": 0.01, "steps": 2_000_000}, 0, None),
-        ({"trace_lambda": 1.0, "replacing": True, "gamma": 0.9, "steps": 2_000_000, **DECAYING}, 1, None),
-        ({"trace_lambda": 0.5, "gamma": 1.0, "steps": 2_000_000, **DECAYING}, 1, 3),
+        ({"alpha": 0.01, "steps": 2_000_000, "yield_every": 2_000}, 0, None),
+        ({"trace_lambda": 1.0, "replacing": True, "gamma": 0.9, "steps": 2_000_000, **SELDOM}, 1, None),
+        ({"trace_lambda": 0.5, "gamma": 1.0, "steps": 2_000_000, **SELDOM}, 1, 3),
     ],
     ids=name,
 )

@@ -10,7 +10,7 @@ import torch
 
 from foresight.algorithms.tabular import td_prediction
 from foresight.envs.tabular import grid
-from tests.fixed_points.tabular import DECAYING, name, predicted
+from tests.fixed_points.tabular import SELDOM, name, predicted
 from tests.sabotage import change, sabotaged_by
 
 
@@ -18,9 +18,9 @@ from tests.sabotage import change, sabotaged_by
 @pytest.mark.parametrize(
     ("fields", "forbidden", "time_limit"),
     [
-        ({"alpha": 0.01, "steps": 500_000}, 0, None),
-        ({"n_steps": 5, "gamma": 0.9, "steps": 500_000, **DECAYING}, 1, 3),
-        ({"n_steps": 2, "gamma": 1.0, "steps": 500_000, **DECAYING}, 1, None),
+        ({"alpha": 0.01, "steps": 500_000, "yield_every": 2_000}, 0, None),
+        ({"n_steps": 5, "gamma": 0.9, "steps": 500_000, **SELDOM}, 1, 3),
+        ({"n_steps": 2, "gamma": 1.0, "steps": 500_000, **SELDOM}, 1, None),
     ],
     ids=name,
 )

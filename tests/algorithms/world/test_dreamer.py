@@ -18,7 +18,7 @@ from foresight.runtime.monitoring.health import Health
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import assert_seeds_decide, continued, forgets, halfway_and_end, restored, weights
-from tests.algorithms.world.world_runs import DREAMER, near, reward_of
+from tests.algorithms.world.world_runs import DREAMER, near, reward_of, taught, watch_discrete
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 
@@ -61,29 +61,29 @@ def _late(found: Arrival) -> Arrival:
 
 @sabotaged_by("foresight.training.imagination.actor_loss", flip_sign)
 @sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: _late(f(batch)))
-def test_it_learns_the_right_action() -> None:
-    env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=24.0)
+def test_it_learns_the_right_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, config = choice(2), dataclasses.replace(DREAMER, steps=1_500, train_ratio=24.0)
     state = dreamer.build(config, env.spaces)
     random = reward_of(dreamer, state, choice(2, 900), explore=True).mean()
     assert 0.4 < random < 0.6
-    state = last(dreamer, config, env, state)
+    state = taught(dreamer, config, env, monkeypatch, state, watch_discrete)
     assert reward_of(dreamer, state, env).mean() == 1
     assert torch.equal(dreamer.act(state, env.reset(0))[0], dreamer.act(state, env.reset(0))[0])
 
 
-def test_it_learns_without_a_decoder() -> None:
-    env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=12.0, decoder=False)
-    state = last(dreamer, config, env)
+def test_it_learns_without_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, config = choice(2), dataclasses.replace(DREAMER, steps=1_500, train_ratio=12.0, decoder=False)
+    state = taught(dreamer, config, env, monkeypatch)
     assert reward_of(dreamer, state, env).mean() == 1
 
 
-def test_continuous_actions_are_learned_in_units_of_the_environment() -> None:
-    env, config = near(), dataclasses.replace(DREAMER, steps=640, train_ratio=16.0)
+def test_continuous_actions_are_learned_in_units_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, config = near(), dataclasses.replace(DREAMER, steps=1_000, train_ratio=16.0)
     state = dreamer.build(config, env.spaces)
     drawn = dreamer.act(state, near(16_000).reset(0), explore=True)[0]
     torch.testing.assert_close(drawn.mean(0), torch.tensor([0.0, 2.0]), atol=0.05, rtol=0)  # uniform at first
     torch.testing.assert_close(drawn.std(0), torch.full((2,), 4 / 12**0.5), atol=0.03, rtol=0)
-    state = last(dreamer, config, env, state)
+    state = taught(dreamer, config, env, monkeypatch, state)
     assert reward_of(dreamer, state, env).mean() > 0.85  # of random ones: -1.3
 
 
@@ -95,9 +95,9 @@ def pictures() -> Bandit:
     return Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
 
 
-def test_pixels_are_learned() -> None:
+def test_pixels_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     env = pictures()
-    state = last(dreamer, dataclasses.replace(DREAMER, steps=640, train_ratio=16.0), env)
+    state = taught(dreamer, dataclasses.replace(DREAMER, steps=1_000, train_ratio=16.0), env, monkeypatch)
     assert reward_of(dreamer, state, env).mean() == 1
 
 

@@ -26,7 +26,7 @@ from foresight.training import imagination
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import assert_seeds_decide, continued, forgets, halfway_and_end, restored, weights
-from tests.algorithms.world.world_runs import DREAMER, near, reward_of
+from tests.algorithms.world.world_runs import DREAMER, near, reward_of, taught, watch_discrete
 from tests.kept import kept
 from tests.sabotage import change, flip_sign, sabotaged_by
 
@@ -80,34 +80,35 @@ def _late(found: Arrival) -> Arrival:
 
 @sabotaged_by("foresight.training.imagination.actor_loss", flip_sign)
 @sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: _late(f(batch)))
-def test_it_learns_the_right_action() -> None:
-    env, config = choice(3), dataclasses.replace(CONFIG, steps=800, train_every=4, dropout=0.0)
+def test_it_learns_the_right_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, config = choice(3), dataclasses.replace(CONFIG, steps=1_500, train_every=4, dropout=0.0)
     state = storm.build(config, env.spaces)
     random = reward_of(storm, state, choice(3, 900), explore=True).mean()
     assert 0.25 < random < 0.42
-    state = last(storm, config, env, state)
+    state = taught(storm, config, env, monkeypatch, state, watch_discrete)
     assert reward_of(storm, state, env).mean() == 1
     assert torch.equal(storm.act(state, env.reset(0))[0], storm.act(state, env.reset(0))[0])
 
 
-def test_it_learns_with_an_lstm() -> None:
+def test_it_learns_with_an_lstm(monkeypatch: pytest.MonkeyPatch) -> None:
     env = choice(3)
-    state = last(storm, dataclasses.replace(CONFIG, steps=1_000, train_every=4, sequence_model="lstm"), env)
+    config = dataclasses.replace(CONFIG, steps=1_500, train_every=4, sequence_model="lstm")
+    state = taught(storm, config, env, monkeypatch)
     assert reward_of(storm, state, env).mean() == 1
 
 
-def test_continuous_actions_are_learned_in_units_of_the_environment() -> None:
-    env, config = near(), dataclasses.replace(CONFIG, steps=960, train_every=4)
-    state = last(storm, config, env)
+def test_continuous_actions_are_learned_in_units_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, config = near(), dataclasses.replace(CONFIG, steps=1_500, train_every=4)
+    state = taught(storm, config, env, monkeypatch)
     assert reward_of(storm, state, env).mean() > 0.8  # of random ones: -1.3
 
 
-def test_pixels_are_learned() -> None:
+def test_pixels_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     images[0, :, :, :4], images[1, :, :, 4:] = 255, 255
     spaces = Spaces(gs.Box(0, 255, (1, 8, 8), np.uint8), gs.Discrete(2))
     env = Bandit(spaces, 2, lambda c: images[c], lambda c, a: a == c)
-    state = last(storm, dataclasses.replace(CONFIG, steps=960, train_every=4), env)
+    state = taught(storm, dataclasses.replace(CONFIG, steps=1_500, train_every=4), env, monkeypatch)
     assert reward_of(storm, state, env).mean() == 1
 
 
@@ -118,7 +119,7 @@ def test_the_critic_learns_real_returns_where_the_model_imagines_none(monkeypatc
     values = []
     for coef in (0.0, 3.0):
         config = dataclasses.replace(
-            CONFIG, imagined_last=4, replay_value_coef=coef, entropy_coef=1.0, steps=640, train_every=4
+            CONFIG, imagined_last=4, replay_value_coef=coef, entropy_coef=1.0, steps=384, train_every=4
         )
         state, env = last(storm, config, choice(3)), choice(3)
         nothing = torch.zeros(env.num_envs, 1, 3)
@@ -157,23 +158,23 @@ def storms_model(state: Any, env: Any) -> STORM:
 
 
 @pytest.mark.parametrize(("name", "kept"), [("storm", {"action"}), ("planet", {"deter", "stoch", "action"})])
-def test_dreamer_learns_with_the_world_model_of(name: str, kept: set[str]) -> None:
+def test_dreamer_learns_with_the_world_model_of(name: str, kept: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the model is another: actor, critic and optimizer are built for its features, as `build` would."""
-    env, config = choice(2), dataclasses.replace(DREAMER, steps=640, train_ratio=24.0 if name == "storm" else 12.0)
+    env, config = choice(2), dataclasses.replace(DREAMER, steps=1_000, train_ratio=24.0 if name == "storm" else 12.0)
     torch.manual_seed(0)
     state = dreamer.build(config, env.spaces)
     state.model = storms_model(state, env) if name == "storm" else planets_model(obs_model(env.spaces.obs, 16, 1, 2))
     _fit(state, config)
     parameters = [p for m in (state.model, state.actor, state.critic) for p in m.parameters()]
     state.optimizer = imagination.LaProp(parameters, config.learning_rate, warmup=config.lr_warmup)
-    state = last(dreamer, config, env, state)
+    state = taught(dreamer, config, env, monkeypatch, state)
     assert set(state.replay.streams[0].storage.extras) == kept
     assert reward_of(dreamer, state, env).mean() == 1
 
 
 @pytest.mark.parametrize("name", ["dreamer", "planet"])
-def test_storm_learns_with_the_world_model_of(name: str) -> None:
-    env, config = choice(2), dataclasses.replace(CONFIG, steps=800, train_every=4)
+def test_storm_learns_with_the_world_model_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, config = choice(2), dataclasses.replace(CONFIG, steps=1_200, train_every=4)
     torch.manual_seed(0)
     state = storm.build(config, env.spaces)
     obs = obs_model(env.spaces.obs, 16, 1, 2)
@@ -182,7 +183,7 @@ def test_storm_learns_with_the_world_model_of(name: str) -> None:
     state.optimizer = torch.optim.Adam(state.model.parameters(), lr=config.learning_rate, fused=True)
     agent = [*state.actor.parameters(), *state.critic.parameters()]
     state.agent_optimizer = torch.optim.Adam(agent, lr=config.agent_learning_rate, fused=True)
-    state = last(storm, config, env, state)
+    state = taught(storm, config, env, monkeypatch, state)
     assert reward_of(storm, state, env).mean() == 1
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium.spaces as gs
 import numpy as np
+import pytest
 import torch
 
-from foresight.algorithms.world import dreamer
+from foresight.algorithms.world import dreamer, storm
 from foresight.envs.base import Spaces
 from tests.algorithms.policy.small_envs import Bandit
+from tests.nets.models.test_storm import assert_earned_before
 
 SMALL: dict[str, Any] = {
     "steps": 160, "num_envs": 8, "rollout_steps": 4, "learning_starts": 64, "train_ratio": 8.0, "batch_size": 16,
@@ -25,6 +30,49 @@ def reward_of(module: Any, state: Any, env: Bandit, explore: bool = False) -> to
     """What the agent's actions earn `[B]` in every context, in one-step episodes."""
     action, _, _ = module.act(state, env.reset(0), explore=explore)
     return env._reward(env._context, action).float()
+
+
+def taught(
+    module: Any,
+    config: Any,
+    env: Bandit,
+    monkeypatch: pytest.MonkeyPatch,
+    state: Any = None,
+    watch: Callable[[dict[str, float], Any], None] = lambda metrics, state: None,
+) -> Any:
+    """The state in which sampled actions first earn 0.9 on average; an error if they do not within `config.steps`.
+
+    Few actions are right by luck, but not with confidence. This is looked at every 32 steps, and `watch` is called.
+    """
+    monkeypatch.setattr(module, "REPORT", 32)
+    earned = 0.0
+    for _, metrics, now in module.train(config, env, state):
+        watch(metrics, now)
+        earned = float(sampled_reward(module, now, env).mean())
+        if earned > 0.9:
+            return now
+    raise AssertionError(f"The actions earn {earned:.2f} after {config.steps} steps.")
+
+
+def watch_discrete(metrics: dict[str, float], state: Any) -> None:
+    """What goes wrong early if losses or data are: the choice is made before anything is known, or on shifted rows."""
+    if "entropy" in metrics and state.gradient_steps <= 88:  # before a sound run is sure
+        assert metrics["entropy"] > 0.4 * math.log(state.actor.width)
+        before = state.sampler.get_state()
+        sampled = storm.sample(state, 16, 4) if isinstance(state, storm.State) else dreamer.sample(state)[1:]
+        state.sampler.set_state(before)
+        assert_earned_before(*sampled)
+
+
+def sampled_reward(module: Any, state: Any, env: Bandit) -> torch.Tensor:
+    """What actions that are sampled earn `[B]` in 256 environments like `env`, after which nothing has changed."""
+    drawn = [state.generator.get_state(), state.step]
+    wide = copy.copy(env)
+    wide.num_envs, state.step = 256, state.config.learning_starts
+    found = reward_of(module, state, wide, explore=True)
+    state.generator.set_state(drawn[0])
+    state.step = drawn[1]
+    return found
 
 
 def near(num_envs: int = 8) -> Bandit:

@@ -204,8 +204,10 @@ def _of_chain(arrivals: Callable[[Trajectory], Arrival]) -> GaussianRSSM:
     model, generator = _model(free_nats=0.1), torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
     batch = test_storm.chain(384, 0).map(lambda x: x.view(64, 6, *x.shape[2:]))
+    arrival = arrivals(batch)
+    test_storm.assert_earned_before(batch, arrival)
     for step in range(150):
-        terms, _ = model.loss(model.initial(64), batch, arrivals(batch), generator)
+        terms, _ = model.loss(model.initial(64), batch, arrival, generator)
         optimizer.zero_grad()
         (10 * terms["reward"].mean() + terms["reconstruction"].mean() + terms["divergence"].mean()).backward()
         optimizer.param_groups[0]["lr"] = 2e-2 if step < 112 else 4e-3

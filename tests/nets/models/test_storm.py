@@ -304,6 +304,13 @@ def test_it_learns_reward_and_continuation_of_a_known_process(kind: str) -> None
             torch.testing.assert_close(continued, torch.full((2,), 0.45 if state == 2 else 0.9), atol=0.1, rtol=0)
 
 
+def assert_earned_before(batch: Trajectory, found: Arrival) -> None:
+    """What arrives at a row is what the row before it earned, but for the first of an episode."""
+    known = 1 - batch.cut[:, :-1]
+    assert torch.equal(found.known[:, 1:], known)
+    assert torch.equal(found.reward[:, 1:], batch.reward[:, :-1] * known) and batch.reward.any()
+
+
 @functools.cache
 def _of_chain(kind: str, arrivals: Callable[[Trajectory], Arrival]) -> STORM:
     """A model of the chain; `arrivals` are an argument so that mutants of it have models of their own."""
@@ -314,8 +321,10 @@ def _of_chain(kind: str, arrivals: Callable[[Trajectory], Arrival]) -> STORM:
         whole, **{f.name: v.view(64, 16, *v.shape[2:]) for f in dataclasses.fields(whole)
                   if isinstance(v := getattr(whole, f.name), Tensor)},
     )  # fmt: skip
+    arrival = arrivals(batch)
+    assert_earned_before(batch, arrival)
     for step in range(250):
-        terms, _ = model.loss(model.initial(64), batch, arrivals(batch), generator)
+        terms, _ = model.loss(model.initial(64), batch, arrival, generator)
         loss = sum(terms[name].mean() for name in terms)
         optimizer.zero_grad()
         loss.backward()

@@ -359,6 +359,9 @@ def test_it_learns_to_repeat() -> None:
     """Six random tokens, then the same again: only attention to the first half makes the second certain."""
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(layers=2, dim=64, heads=4, vocab=16))
+    one = torch.randint(0, 16, (1, 12))
+    other = torch.cat(((one[:, :1] + 1) % 16, one[:, 1:]), dim=1)
+    assert not torch.allclose(model(one)[0][:, 6:], model(other)[0][:, 6:])  # the first half is seen at all
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
     for _ in range(300):
