@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import functools
 import importlib
@@ -191,10 +192,12 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
     Raises UserError for a file that cannot be read, or that holds anything else.
     """
     found = entry(name)
-    folder = ROOT / "presets" if found.path.is_relative_to(ROOT) else found.path.parent
-    path = folder / f"{found.name}.yaml"
+    ours = found.path.is_relative_to(ROOT)
+    path = (ROOT / "presets" if ours else found.path.parent) / f"{found.name}.yaml"
     fix = "Write a name and fields for each preset, as in CartPole-v1: {env: CartPole-v1, learning_rate: 0.001}."
-    read = read_mapping(path, fix) if path.is_file() else {}
+    read: dict[str, Any] = {}
+    if path.is_file():
+        read = _read_once(path, path.stat().st_mtime_ns, fix) if ours else read_mapping(path, fix)
     for preset, fields in read.items():
         if not isinstance(fields, dict):
             raise UserError(f"{path} cannot be read: '{preset}' is {fields!r}, not names and values. {fix}")
@@ -204,7 +207,13 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
         for part, value in (fields.get("evaluation") or {}).items():
             if not isinstance(value, int | None):
                 raise UserError(f"{path} cannot be read: {part} of the evaluation of '{preset}' is {value!r}. {fix}")
-    return {str(preset): legacy.document(fields) for preset, fields in read.items()}
+    return {str(preset): legacy.document(copy.deepcopy(fields)) for preset, fields in read.items()}
+
+
+@functools.lru_cache(256)
+def _read_once(path: Path, changed: int, fix: str) -> dict[str, Any]:
+    """`read_mapping` of a file that was `changed` then: a table of results asks for the presets of each row."""
+    return read_mapping(path, fix)
 
 
 def bundled() -> list[str]:

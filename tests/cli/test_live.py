@@ -25,7 +25,7 @@ from foresight.errors import UserError
 from foresight.planning.generation.server import Server
 from foresight.sandbox import process
 from foresight.training.options import Tuning
-from tests import tiny_language
+from tests import forks, tiny_language
 from tests.agents.live.test_learn import TEMPLATE
 from tests.sabotage import sabotaged_by
 
@@ -195,13 +195,13 @@ RULES = "def rate(messages, reply, next):\n    return 1.0 if next['content'] == 
 @pytest.mark.slow
 def test_a_turn_is_served_scored_and_trained_by_four_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handlers, notes, children = list[Any](), list[str](), dict[str, Any]()
-    start, folder, model = process.start, tmp_path / "live", tmp_path / "model"
+    folder, model = tmp_path / "live", tmp_path / "model"
     shutil.copytree(tiny_language.folder(), model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     (tmp_path / "rules.py").write_text(RULES)
 
     def started(command: list[str], environment: dict[str, str]) -> Any:
-        children[command[3]] = start(command, environment)
+        children[command[3]] = forks.start(command[1:], environment, session=True)
         return children[command[3]]
 
     monkeypatch.setattr(process, "start", started)

@@ -9,10 +9,8 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from foresight.runtime.monitoring.finite import bad_metric
 from foresight.runtime.run import Run
 from foresight.runtime.session import Interrupted
 from foresight.runtime.triggers import Every, Interruption
+from tests import forks
 from tests.sabotage import sabotaged_by
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,58 +123,26 @@ def test_a_repeated_command_repeats_the_run(tmp_path: Path) -> None:
     assert contents(find_checkpoint(once.path)) != contents(find_checkpoint(other.path))
 
 
-# Forks a process for each line of Python that it reads: importing torch takes longer than the runs that are killed,
-# and so does what its optimizers and a run's first seconds import late.
-FORKS = """
-import os, sys
-import torch, foresight
-import torch._dynamo
-from foresight.algorithms.tabular import value_iteration
-from foresight.envs import make
-from foresight.runtime import session
-torch.set_num_threads(1)
-foresight.train, foresight.resume  # imported too
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        exec(line)
-        os._exit(0)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported the package, and runs each line of Python that it gets in a fork."""
-    command = [sys.executable, "-c", FORKS]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
-
-
-def kill(forks: Any, out: Path, call: str, step: int) -> None:
+def kill(out: Path, call: str, step: int) -> None:
     """Run `call` in a process and kill it when there is a checkpoint at or after `step`."""
-    print(call, file=forks.stdin, flush=True)
-    running = int(forks.stdout.readline())
-    assert running > 1, "an earlier process ended with this code"  # 0 would kill the whole process group
+    running = forks.start(["-c", f"import time, foresight; {call}"])
     until = time.monotonic() + 120
     while max(checkpoint.all_steps(out / "checkpoints"), default=0) < step:
         assert time.monotonic() < until, "no checkpoint"
-        os.kill(running, 0)  # raises ProcessLookupError if it has ended
+        assert running.poll() is None, "it has ended"
         time.sleep(0.002)
-    os.kill(running, signal.SIGKILL)
-    assert int(forks.stdout.readline()) == -signal.SIGKILL
+    os.kill(running.pid, signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
     assert not (out / "summary.json").exists()
 
 
-def test_killed_twice_and_resumed_equals_uninterrupted(tmp_path: Path, forks: Any) -> None:
+def test_killed_twice_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     whole = adder(tmp_path / "whole", steps=120, decay=0.99, layers=(4,), evaluate_every=50)
     out = tmp_path / "killed"
     often = f"{str(out)!r}, show=False, checkpoint_every=0.05)"
     options = "task='addition', steps=120, pause=0.01, decay=0.99, layers=(4,), evaluate_every=50"
-    kill(forks, out, f"foresight.train({ADDER!r}, {options}, out={often}", 20)
-    kill(forks, out, f"foresight.resume({often}", 60)
+    kill(out, f"foresight.train({ADDER!r}, {options}, out={often}", 20)
+    kill(out, f"foresight.resume({often}", 60)
     assert max(checkpoint.all_steps(out / "checkpoints")) < 120
     resumed = foresight.resume(out, show=False)
     assert contents(find_checkpoint(resumed.path)) == contents(find_checkpoint(whole.path))
@@ -183,12 +150,13 @@ def test_killed_twice_and_resumed_equals_uninterrupted(tmp_path: Path, forks: An
     assert resumed.evaluation.mean == whole.evaluation.mean and resumed.baseline.mean == whole.baseline.mean
 
 
-def test_value_iteration_killed_and_resumed_equals_uninterrupted(tmp_path: Path, forks: Any) -> None:
-    options = "env='RandomMDP', env_options={'states': 3000}, gamma=0.98, tolerance=1e-6"
+def test_value_iteration_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    options = "env='RandomMDP', env_options={'states': 100}, gamma=0.98, tolerance=1e-6"
     whole = eval(f"foresight.train('value_iteration', {options}, out={str(tmp_path / 'a')!r}, show=False)")
     out = tmp_path / "killed"
     often = f"out={str(out)!r}, show=False, checkpoint_every=0.01"
-    kill(forks, out, f"foresight.train('value_iteration', {options}, {often})", 100)
+    slow = "callbacks=[lambda *_: time.sleep(0.005)]"  # 400 more steps than it is given
+    kill(out, f"foresight.train('value_iteration', {options}, {often}, {slow})", 100)
     resumed = foresight.resume(out, show=False)
     assert contents(find_checkpoint(resumed.path)) == contents(find_checkpoint(whole.path))
     assert rows(resumed) == rows(whole) and resumed.summary["steps"] > 500

@@ -12,7 +12,6 @@ import os
 import random
 import resource
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +26,7 @@ from torch import nn
 from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
 from foresight.runtime.checkpoints import checkpoint
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests import forks
 
 
 class Pair(NamedTuple):
@@ -494,10 +492,8 @@ print(saving, peak() - base)
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="peak memory is read from /proc")
 def test_saving_and_restoring_do_not_double_the_memory(tmp_path: Path) -> None:
     """The State is 192 MiB (weights, two moments); restoring holds the 128 MiB of new moments and little else."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    saving, restoring = (float(word) for word in done.stdout.split())
+    done = forks.start(["-c", MEASURE, str(tmp_path)], stdout=subprocess.PIPE)
+    saving, restoring = (float(word) for word in done.stdout.read().split())
     assert saving < 32, f"saving took {saving:.0f} MiB more"
     assert restoring < 128 + 32, f"restoring took {restoring:.0f} MiB more"
 

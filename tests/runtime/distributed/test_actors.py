@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,36 @@ def _fleet(module: Any, config: Any, count: int = 1, env: Any = None, lives: int
     return actors.Inline([actors.Collector(name, dataclasses.asdict(config), env, i, lives) for i in range(count)])
 
 
+Rows = Iterable[tuple[int, dict[str, float], torch.Tensor]]
+_ALONE: dict[str, Rows] = {}
+
+
+def alone(module: Any, config: Any, task: str, env: Any) -> Rows:
+    """Steps, metrics and weights of the run of one process, which is made once: it has no part that a test mutates."""
+    key = repr((module.__name__, config, task))
+    if key not in _ALONE:
+        _ALONE[key] = [(step, m, weights(s)) for step, m, s in module.train(config, env)]
+    return _ALONE[key]
+
+
+def same(apart: Rows, together: Rows) -> None:
+    """They are compared as they come: the first difference ends the run."""
+    for (step, metrics, moved), (wanted, expected, whole) in zip(apart, together, strict=True):
+        assert step == wanted
+        assert torch.equal(moved, whole)
+        assert metrics["lag"] == 0
+        assert {key: metrics[key] for key in expected} == expected
+
+
+def _steps(module: Any, config: Any, fleet: Any, task: str = "CartPole-v1") -> Rows:
+    state = module.build(config, make(task, num_envs=1).spaces)
+    return ((step, m, weights(s)) for step, m, s in learner.train(module, config, state, fleet))
+
+
 def _apart(
     module: Any, config: Any, fleet: Any, task: str = "CartPole-v1"
 ) -> list[tuple[int, dict[str, float], torch.Tensor]]:
-    state = module.build(config, make(task, num_envs=1).spaces)
-    return [(step, m, weights(s)) for step, m, s in learner.train(module, config, state, fleet)]
+    return list(_steps(module, config, fleet, task))
 
 
 def _late(take: Any) -> Any:
@@ -83,13 +109,8 @@ def _late(take: Any) -> Any:
 )
 def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any, task: str) -> None:
     """One actor in lockstep: bit for bit what `train` does in one process."""
-    together = [(step, m, weights(s)) for step, m, s in module.train(config, make(task, num_envs=4))]
-    apart = _apart(module, config, _fleet(module, config, env=lambda: make(task, num_envs=4)), task)
-    assert [step for step, _, _ in apart] == [step for step, _, _ in together]
-    for (_, metrics, moved), (_, expected, whole) in zip(apart, together, strict=True):
-        assert torch.equal(moved, whole)
-        assert metrics["lag"] == 0
-        assert {key: metrics[key] for key in expected} == expected
+    together = alone(module, config, task, make(task, num_envs=4))
+    same(_steps(module, config, _fleet(module, config, env=lambda: make(task, num_envs=4)), task), together)
 
 
 @sabotaged_by("foresight.runtime.distributed.actors.get_weights", _late)
@@ -103,13 +124,8 @@ def test_with_a_replay_too_lockstep_is_the_run_of_one_process(
 ) -> None:
     """Its rows reach the replay as if its envs were here: the same draws, the same gradient steps, bit for bit."""
     monkeypatch.setattr(module, "REPORT", 50)
-    together = [(step, m, weights(s)) for step, m, s in module.train(config, make(task, num_envs=2))]
-    apart = _apart(module, config, _fleet(module, config, env=lambda: make(task, num_envs=2)), task)
-    assert [step for step, _, _ in apart] == [step for step, _, _ in together]
-    for (_, metrics, moved), (_, expected, whole) in zip(apart, together, strict=True):
-        assert torch.equal(moved, whole)
-        assert {key: metrics[key] for key in expected} == expected
-        assert metrics["lag"] == 0
+    together = alone(module, config, task, make(task, num_envs=2))
+    same(_steps(module, config, _fleet(module, config, env=lambda: make(task, num_envs=2)), task), together)
 
 
 def _rows_of(config: dqn.Config, fleet: Any) -> Any:

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,13 +35,15 @@ from foresight.errors import UserError  # noqa: E402
 from foresight.runtime import run  # noqa: E402
 from foresight.runtime.config import resolve  # noqa: E402
 from foresight.runtime.distributed import actors, learner, ray_cluster  # noqa: E402
-from tests import tiny_language  # noqa: E402
+from tests import forks, tiny_language  # noqa: E402
 from tests.agents.live.test_train import begun, feed  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[3]
 # Without what only prints logs and adds machines. Workers with the priority of the tests, which wait for them.
-NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
+NODE = {
+    "num_cpus": 2, "object_store_memory": 80 * 2**20, "include_log_monitor": False, "setup_worker_path": forks.__file__,
+}  # fmt: skip
 HEAD = {**NODE, "include_dashboard": False, "no_monitor": True}
 CONDITIONS = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 FIELDS: dict[str, Any] = {
@@ -59,6 +60,7 @@ def nodes() -> Iterator[Any]:
     before = {key: os.environ.get(key) for key in ("PYTHONPATH", *CONDITIONS)}
     path = os.pathsep.join(filter(None, [str(ROOT), before["PYTHONPATH"]]))
     os.environ.update(PYTHONPATH=path, **CONDITIONS)
+    forks.address()
     nodes = Cluster(initialize_head=True, head_node_args=HEAD)
     session = nodes.head_node.get_session_dir_path()
     try:
@@ -301,9 +303,7 @@ def test_when_the_head_is_gone_the_checkpoint_is_saved(nodes: Any, tmp_path: Pat
     if ray.is_initialized():
         ray.shutdown()
     out = tmp_path / "run"
-    command = [sys.executable, "-c", LEARNER, str(out), nodes.address]
-    learner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert learner.stdout is not None
+    learner = forks.start(["-c", LEARNER, str(out), nodes.address], stdout=subprocess.PIPE)
     try:
         line = learner.stdout.readline()
         assert line.strip().isdigit(), line

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import foresight
-from tests import tiny_language
+from tests import forks, tiny_language
 
 
 def _options(tmp_path: Path) -> dict[str, Any]:
@@ -29,10 +27,9 @@ def _options(tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _start(options: dict[str, Any], out: Path) -> subprocess.Popen[bytes]:
+def _start(options: dict[str, Any], out: Path) -> forks.Fork:
     script = f"import foresight\nforesight.train('grpo', out={str(out)!r}, checkpoint_every=0, **{options!r})"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", script], env=environment, cwd=Path(__file__).parents[3])
+    return forks.start(["-c", script])
 
 
 def _weights(run: Path) -> dict[str, torch.Tensor]:
@@ -54,7 +51,7 @@ def test_a_killed_language_run_resumes_bit_for_bit(tmp_path):
     deadline = time.monotonic() + 120
     while len(_steps(killed)) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert 4 <= len(_steps(killed)) < 12
     assert not (killed / "summary.json").exists()
