@@ -312,7 +312,7 @@ class Replay:
         assert self.storage is not None
         if mask is not None and not self._unreal and not mask.all():
             self._unreal = True
-        if self._final:
+        if self._final and self._size + kept > self.capacity:  # else nothing was overwritten
             for stream in range(self._streams()):
                 for i in range(kept):
                     self._final.pop(stream * self.capacity + (self._write + i) % self.capacity, None)

@@ -105,10 +105,32 @@ def observations(mdp: MDP) -> Any:
     return _see(mdp, torch.arange(mdp.states))
 
 
+class Even:
+    """Draws of U[0, 1): those of equal `group` fall one into each of as many equal parts, in random order.
+
+    Every draw by itself is uniform, whatever was drawn before; but the share of an outcome among environments in the
+    same state that take the same action is off by one at most.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng, self.group = rng, np.zeros(0, np.int64)
+
+    def random(self, count: int) -> np.ndarray:
+        drawn, group = self.rng.random(count), self.group
+        self.group = group[:0]  # of one call only
+        if len(group) != count:
+            return drawn
+        order = np.lexsort((self.rng.random(count), group))
+        _, first, size = np.unique(group[order], return_index=True, return_counts=True)
+        drawn[order] = (np.arange(count) - first.repeat(size) + drawn[order]) / size.repeat(size)
+        return drawn
+
+
 class Tabled:
     """An `envs.base.Env`: an MDP, sampled, with its states shown as one-hot vectors.
 
     Where it forbids actions, observations are dicts with an `action_mask`. A `time_limit` cuts episodes, but ends none.
+    Outcomes are drawn evenly, so that fewer environments have as little noise.
     """
 
     def __init__(self, mdp: MDP, num_envs: int = 64, time_limit: int | None = None) -> None:
@@ -121,10 +143,13 @@ class Tabled:
 
     def reset(self, seed: int) -> Any:
         """Start all environments."""
-        return _see(self.mdp, self._env.reset(seed))
+        obs = self._env.reset(seed)
+        self._env._rng = self._draws = Even(self._env._rng)  # type: ignore[assignment]
+        return _see(self.mdp, obs)
 
     def step(self, action: Tensor) -> Feedback:
         """Take `action` `[B]` in every environment."""
+        self._draws.group = self._env._state * self.mdp.actions + action.numpy()
         feedback = self._env.step(action)
         obs = _see(self.mdp, feedback.obs)
         same = feedback.final_obs is feedback.obs

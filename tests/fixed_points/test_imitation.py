@@ -26,7 +26,7 @@ def test_the_noise_of_two_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are -1 or 1 throughout, equally often: E[A | x] = tanh(√ᾱ Σ_t x_t / (1 - ᾱ)), and the noise with it."""
     monkeypatch.setattr(offline, "read", lambda *_: two_modes())
     config = dp.Config(
-        steps=250, data=("d",), obs_steps=1, horizon=4, action_steps=4, widths=(16,), groups=4, kernel=3, embedding=16,
+        steps=200, data=("d",), obs_steps=1, horizon=4, action_steps=4, widths=(16,), groups=4, kernel=3, embedding=16,
         batch_size=128, diffusion_steps=20, denoising_steps=20, lr_warmup=5, learning_rate=1e-2, max_grad_norm=10,
     )  # fmt: skip
     env = SimpleNamespace(spaces=TWO_MODES)

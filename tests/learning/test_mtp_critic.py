@@ -92,7 +92,9 @@ def test_its_values_become_the_exact_ones():
         return explained_variance(values.mean(0).flatten()[rows], worth.flatten()[rows]).item()
 
     untrained = explained()
-    *_, (_, _, state) = mtp_critic.train(config, task, state)
+    run = mtp_critic.train(config, task, state)
+    for step, _, state in run:  # noqa: B007
+        assert step != 30 or explained() > 0.33
     trained = explained()
     assert untrained <= 0.01
     assert trained >= 0.7

@@ -37,41 +37,41 @@ def _learns(module: Any, steps: int, **options: Any) -> None:
 @sabotaged_by("foresight.ops.policy.reinforce", flip_sign)
 @sabotaged_by("foresight.ops.returns.discounted_return", lambda f: lambda reward, *rest: f(0 * reward, *rest))
 def test_reinforce():
-    _learns(reinforce, 8_000, learning_rate=0.03, value_learning_rate=0.03)
+    _learns(reinforce, 5_000, learning_rate=0.03, value_learning_rate=0.03)
 
 
 def test_reinforce_without_a_baseline():
-    _learns(reinforce, 12_000, learning_rate=0.02, form="reward_to_go", normalize_advantage=True)
-    _learns(reinforce, 16_000, learning_rate=0.02, form="trajectory", normalize_advantage=True)
+    _learns(reinforce, 6_000, learning_rate=0.02, form="reward_to_go", normalize_advantage=True)
+    _learns(reinforce, 6_000, learning_rate=0.02, form="trajectory", normalize_advantage=True)
 
 
 @sabotaged_by("foresight.ops.policy.reinforce", flip_sign)
 def test_qac():
-    _learns(qac, 16_000, rollout_steps=8, learning_rate=0.01, value_learning_rate=0.03, trace_lambda=0.9)
+    _learns(qac, 14_000, rollout_steps=8, learning_rate=0.01, value_learning_rate=0.03, trace_lambda=0.9)
 
 
 @sabotaged_by("foresight.ops.returns.lambda_return", lambda f: lambda reward, *rest: f(0 * reward, *rest))
 def test_qac_over_all_actions():
-    _learns(qac, 12_000, rollout_steps=8, learning_rate=0.01, value_learning_rate=0.03, all_actions=True)
+    _learns(qac, 8_000, rollout_steps=8, learning_rate=0.01, value_learning_rate=0.03, all_actions=True)
 
 
 @sabotaged_by("foresight.ops.fused.weighted.weighted_step", change("columns", lambda x: [x[0], x[1], -x[2], x[3]]))
 @sabotaged_by("foresight.ops.returns.gae", lambda f: lambda reward, *rest: f(0 * reward, *rest))
 def test_a2c():
-    _learns(a2c, 8_000, learning_rate=0.01)
+    _learns(a2c, 4_000, learning_rate=0.01)
 
 
 @sabotaged_by("foresight.ops.policy.reinforce", flip_sign)
 def test_off_policy_actor_critic():
-    _learns(off_policy_ac, 8_000, learning_rate=0.01, value_learning_rate=0.03)
+    _learns(off_policy_ac, 5_000, learning_rate=0.01, value_learning_rate=0.03)
 
 
 @sabotaged_by("foresight.algorithms.policy.trpo.surrogate", flip_sign)
 def test_trpo():
-    _learns(trpo, 8_000, rollout_steps=32, value_learning_rate=0.03, value_batch=64, target_kl=0.05)
+    _learns(trpo, 4_000, rollout_steps=32, value_learning_rate=0.03, value_batch=64, target_kl=0.05)
 
 
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
 def test_ppg():
     options = {"policy_iterations": 8, "auxiliary_minibatches": 1, "normalize_reward": False}
-    _learns(ppg, 12_000, rollout_steps=16, learning_rate=0.01, gamma=0.99, **options)
+    _learns(ppg, 4_000, rollout_steps=16, learning_rate=0.01, gamma=0.99, **options)

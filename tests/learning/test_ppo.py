@@ -49,10 +49,11 @@ def test_ppo_balances_the_pole():
 @sabotaged_by("foresight.ops.policy.clipped_surrogate", flip_sign)
 def test_ppo_swings_the_pendulum_up():
     config = ppo.Config(
-        steps=41_000, num_envs=4, rollout_steps=256, epochs=10, minibatches=4, learning_rate=2e-3, gamma=0.9,
+        steps=36_000, num_envs=4, rollout_steps=256, epochs=10, minibatches=4, learning_rate=2e-3, gamma=0.9,
         anneal_lr=False, value_coef=1.0, normalize_reward=True,
     )  # fmt: skip
-    *_, (_, metrics, _) = ppo.train(config, make("Pendulum-v1", num_envs=4))
     first = next(ppo.train(config, make("Pendulum-v1", num_envs=4)))[1]["return"]
     assert first < -900
+    for step, metrics, _ in ppo.train(config, make("Pendulum-v1", num_envs=4)):
+        assert step < 12_000 or metrics["return"] > -1_275  # by then no worse than it was
     assert metrics["return"] > -600

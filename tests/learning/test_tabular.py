@@ -103,14 +103,12 @@ def explores_little(state: Any) -> Any:
 @sabotaged_by("foresight.training.tabular.control", change("state", explores_little))
 def test_the_cliff() -> None:
     """S&B example 6.6, 12 runs: Sarsa keeps away from the edge, Q-learning pays for its exploration there."""
-    mdp, found = grid.make("CliffWalking-v1"), {}
-    for module in (sarsa, q_learning, expected_sarsa):
+    mdp = grid.make("CliffWalking-v1")
+    known = {sarsa: (-25, 3), q_learning: (-51, 6), expected_sarsa: (-21, 2)}
+    for module, (value, error) in known.items():
         fields = {"gamma": 1.0, "alpha": 0.5, "epsilon": 0.1, "episodes": 500, "yield_every": 0, "steps": 10**9}
         runs = [[m["return"] for _, m, _ in module.train(module.Config(seed=i, **fields), mdp)] for i in range(12)]
-        found[module] = np.array(runs)[:, -100:].mean()
-    assert found[sarsa] == pytest.approx(-25, abs=3)
-    assert found[q_learning] == pytest.approx(-51, abs=6)
-    assert found[expected_sarsa] == pytest.approx(-21, abs=2)
+        assert np.array(runs)[:, -100:].mean() == pytest.approx(value, abs=error)
     assert bellman.expected_return(mdp, last(q_learning, mdp, **fields).policy, 1.0, 100) == pytest.approx(-13)
 
 
