@@ -17,17 +17,18 @@ from tests.fixed_points import mdps
 from tests.sabotage import change, sabotaged_by
 
 GAMMA = 0.8
+# Free nats leave the prior, and with it what is imagined, imprecise: few of them.
 DREAMER = dreamer.Config(
     steps=10**9, num_envs=256, rollout_steps=8, learning_starts=0, train_ratio=1e-9, batch_size=64, sequence_length=4,
     replay_size=40_960, horizon=4, learning_rate=1e-2, lr_warmup=10, gamma=GAMMA, slow_critic_rate=0.1,
-    deter=32, hidden=32, groups=4, classes=4, blocks=1, units=32, layers=1,
+    deter=32, hidden=32, groups=4, classes=4, blocks=1, units=32, layers=1, free_nats=0.1,
 )  # fmt: skip
 
 STORM = storm.Config(
     steps=10**9, num_envs=256, rollout_steps=8, learning_starts=0, train_every=10**9, batch_size=64, sequence_length=4,
     replay_size=40_960, imagined_batch=256, context=2, horizon=4, learning_rate=1e-2, agent_learning_rate=1e-2,
     gamma=GAMMA, slow_critic_rate=0.1, width=16, sequence_layers=1, heads=2, dropout=0.0, groups=4, classes=4, units=32,
-    layers=1,
+    layers=1, free_nats=0.1,
 )  # fmt: skip
 UPDATES: dict[str, tuple[Any, Any, Callable[[Any], object]]] = {
     "dreamer": (dreamer, DREAMER, lambda state: dreamer.update(state, *dreamer.sample(state))),
