@@ -18,7 +18,7 @@ from foresight.runtime.monitoring.health import Health
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import assert_seeds_decide, continued, forgets, halfway_and_end, restored, weights
-from tests.algorithms.world.world_runs import DREAMER, near, reward_of, taught, watch_discrete
+from tests.algorithms.world.world_runs import DREAMER, near, reward_of, taught, watch_rows
 from tests.sabotage import change, flip_sign, sabotaged_by
 
 
@@ -66,7 +66,7 @@ def test_it_learns_the_right_action(monkeypatch: pytest.MonkeyPatch) -> None:
     state = dreamer.build(config, env.spaces)
     random = reward_of(dreamer, state, choice(2, 900), explore=True).mean()
     assert 0.4 < random < 0.6
-    state = taught(dreamer, config, env, monkeypatch, state, watch_discrete)
+    state = taught(dreamer, config, env, monkeypatch, state, watch_rows)
     assert reward_of(dreamer, state, env).mean() == 1
     assert torch.equal(dreamer.act(state, env.reset(0))[0], dreamer.act(state, env.reset(0))[0])
 

@@ -26,7 +26,7 @@ from foresight.training import imagination
 from tests.algorithms.policy.small_envs import Bandit, choice, hidden_choice, sides
 from tests.algorithms.small_runs import last
 from tests.algorithms.states import assert_seeds_decide, continued, forgets, halfway_and_end, restored, weights
-from tests.algorithms.world.world_runs import DREAMER, near, reward_of, taught, watch_discrete
+from tests.algorithms.world.world_runs import DREAMER, near, reward_of, taught, watch_rows
 from tests.kept import kept
 from tests.sabotage import change, flip_sign, sabotaged_by
 
@@ -85,7 +85,7 @@ def test_it_learns_the_right_action(monkeypatch: pytest.MonkeyPatch) -> None:
     state = storm.build(config, env.spaces)
     random = reward_of(storm, state, choice(3, 900), explore=True).mean()
     assert 0.25 < random < 0.42
-    state = taught(storm, config, env, monkeypatch, state, watch_discrete)
+    state = taught(storm, config, env, monkeypatch, state, watch_rows)
     assert reward_of(storm, state, env).mean() == 1
     assert torch.equal(storm.act(state, env.reset(0))[0], storm.act(state, env.reset(0))[0])
 
