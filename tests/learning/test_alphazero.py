@@ -16,7 +16,7 @@ from tests.sabotage import sabotaged_by
 def test_alphazero_learns_tic_tac_toe() -> None:
     game = games.make("tic_tac_toe")
     config = alphazero.Config(
-        steps=4_000, num_games=64, simulations=12, channels=16, blocks=1, batch_size=128, learning_starts=500,
+        steps=5_000, num_games=64, simulations=12, channels=16, blocks=1, batch_size=128, learning_starts=500,
         reuse=4.0, learning_rate=5e-3, replay_size=4_000,
     )  # fmt: skip
     *_, (_, _, state) = alphazero.train(config, game)
