@@ -94,18 +94,11 @@ def _load(
     device: torch.device | str,
     precision: str,
     narrow: bool,
-    adapters: tuple[str, ...] = (),
     **options: Any,
 ) -> tuple[LanguageModel, bool]:
-    """The model, and whether its folder lacks a scalar head. Raises UserError if other weights are missing.
-
-    `adapters` are the folders whose base this is.
-    """
+    """The model, and whether its folder lacks a scalar head. Raises UserError if other weights are missing."""
     computed = precisions.dtype(precision, device)
-    if name.endswith(".gguf"):
-        with tempfile.TemporaryDirectory() as folder:
-            return _load(kind, str(unpack(Path(name), Path(folder) / "model")), device, precision, narrow, **options)
-    module, tokenizer, headless = _read(kind, name, adapters, **options)
+    module, tokenizer, headless = _read(kind, name, (), **options)
     model = LanguageModel(module.to(device), tokenizer, computed)
     if narrow and computed is not None and model.capabilities.shared:  # after the tests at load, which need float32
         for key, weight in module.named_parameters():
@@ -115,11 +108,17 @@ def _load(
 
 
 def _read(kind: Any, name: str, adapters: tuple[str, ...], **options: Any) -> tuple[Any, Any, bool]:
-    """The module, with adapters merged, its tokenizer, and whether it lacks a scalar head. Raises as `_load`."""
+    """The module, with adapters merged, its tokenizer, and whether it lacks a scalar head. Raises as `_load`.
+
+    `adapters` are the folders whose base this is.
+    """
     from transformers import AutoTokenizer
 
     from foresight.nets.language import decoder  # noqa: F401  registers our own decoder
 
+    if name.endswith(".gguf"):
+        with tempfile.TemporaryDirectory() as folder:
+            return _read(kind, str(unpack(Path(name), Path(folder) / "model")), adapters, **options)
     source = str(packaged()) if name == DEFAULT else name
     if Path(source).exists() and not any((Path(source) / file).is_file() for file in FILES):
         raise UserError(f"{name} is not a Hugging Face model folder: it has no config.json.")
@@ -131,11 +130,11 @@ def _read(kind: Any, name: str, adapters: tuple[str, ...], **options: Any) -> tu
                 f"The base model of the adapter in {source} is {base}, which is an adapter of it in turn: write the "
                 f"model that training started from into {Path(source) / ADAPTER}, as base_model_name_or_path."
             )
-        below = _load(kind, base, "cpu", "float32", False, (*adapters, source), **options)
+        below = _read(kind, base, (*adapters, source), **options)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         if below is not None:
-            module, found = below[0].module, {"missing_keys": {"score.weight"} if below[1] else set()}
+            module, found = below[0], {"missing_keys": {"score.weight"} if below[2] else set()}
         else:
             module, found = _quietly(
                 lambda: kind.from_pretrained(base or source, dtype=torch.float32, output_loading_info=True, **options)
