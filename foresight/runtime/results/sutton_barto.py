@@ -173,27 +173,36 @@ def blackjack(quick: bool, picture: Path) -> dict[str, Any]:
         [sutton_barto.blackjack_state(t, d, a) for a in (0, 1) for t in range(12, 22) for d in range(1, 11)]
     )
     prediction: Any = catalog.module("monte_carlo_prediction")  # its `train` also takes a policy
-    errors = {}
-    for episodes in (1_000, 10_000) if quick else (10_000, 500_000):
-        config = prediction.Config(gamma=1.0, steps=episodes, yield_every=10_000)
-        *_, (_, _, state) = prediction.train(config, env, policy=stick_on_20)
-        errors[episodes] = float((state.v - exact)[shown].square().mean().sqrt())
     control = catalog.module("mc_exploring_starts")
-    steps, batch = (20_000, 1_000) if quick else (5_000_000, 1_000)
-    *_, (_, _, learned) = control.train(control.Config(gamma=1.0, steps=steps, improve_every=batch), env)
-    best = best_actions(env, 1.0)
-    agree = best[shown].gather(1, learned.policy[shown][:, None]).double().mean()
-    value, optimal = bellman.expected_return(env, learned.policy), optimum("Blackjack-v1")
-    _draw_blackjack(picture, {"exact": best.double().argmax(1), f"{steps:,} episodes": learned.policy})
+    steps, batch, seeds = (20_000, 1_000, 1) if quick else (5_000_000, 1_000, 3)
+    best, optimal = best_actions(env, 1.0), optimum("Blackjack-v1")
+    errors: dict[int, list[float]] = {episodes: [] for episodes in ((1_000, 10_000) if quick else (10_000, 500_000))}
+    values, agreements, policies = [], [], {"exact": best.double().argmax(1)}
+    for seed in range(seeds):
+        for episodes, found in errors.items():
+            config = prediction.Config(gamma=1.0, steps=episodes, yield_every=10_000, seed=seed)
+            *_, (_, _, state) = prediction.train(config, env, policy=stick_on_20)
+            found.append(float((state.v - exact)[shown].square().mean().sqrt()))
+        config = control.Config(gamma=1.0, steps=steps, improve_every=batch, seed=seed)
+        *_, (_, _, learned) = control.train(config, env)
+        agreements.append(float(best[shown].gather(1, learned.policy[shown][:, None]).double().mean()))
+        values.append(bellman.expected_return(env, learned.policy))
+        policies.setdefault(f"{steps:,} episodes", learned.policy)
+    _draw_blackjack(picture, policies)
     return {
         "what": "Blackjack (S&B examples 5.1, 5.3): Monte Carlo prediction and exploring starts vs. exact values",
-        "seeds": 1,
-        "prediction_rms": {f"{k}": v for k, v in errors.items()},
+        "seeds": seeds,
+        "prediction_rms": {f"{episodes}": float(np.mean(found)) for episodes, found in errors.items()},
         "example_5_4_exact": float(exact[sutton_barto.blackjack_state(13, 2, 1)]),
         "episodes": steps,
-        "exploring_starts_return": value,
+        "exploring_starts_return": float(np.mean(values)),
         "exact_optimum": optimal,
-        "policy_agreement": float(agree),
+        "worst_policy_agreement": min(agreements),
+        "each": {
+            "prediction_rms": {f"{episodes}": found for episodes, found in errors.items()},
+            "exploring_starts_return": values,
+            "policy_agreement": agreements,
+        },
         "published": {"example_5_4": -0.27726, "optimum": -0.043113},
     }
 
