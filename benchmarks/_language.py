@@ -6,14 +6,17 @@ import itertools
 import json
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from foresight.training.options import build_config
 
+ROOT = Path(__file__).resolve().parents[1]
 MODEL = "FORESIGHT_BENCH_MODEL"  # environment variable with another model's folder, to try a benchmark in seconds
 TRIES = 10  # measurements of a limit, of which the fastest counts
 
@@ -23,6 +26,30 @@ def model() -> str:
     from foresight.nets.language import pretrained
 
     return os.environ.get(MODEL) or str(pretrained.packaged())
+
+
+def train(out: Path, arguments: Sequence[str]) -> None:
+    """`foresight train` with these arguments, in a process of its own: a stopped run resumes, a finished one is left.
+
+    Exits if the run at `out` has other settings.
+    """
+    if (out / "config.yaml").is_file():
+        from foresight.cli.fields import options
+        from foresight.cli.train import parse
+        from foresight.runtime.config import resolve, settings
+
+        asked, given = parse(arguments[0], arguments[1:])
+        wanted = resolve.resolve(
+            arguments[0], preset=asked.preset, env=asked.env, task=asked.task, env_options=options(asked.env_options),
+            episodes=asked.evaluation_episodes, given=given,
+        )  # fmt: skip
+        if changed := settings.differences(settings.Settings.read(out), wanted):
+            sys.exit(f"{out} was trained with another {', '.join(changed)}: choose another --runs, or move it away.")
+        command = ["resume", str(out)]
+    else:
+        command = ["train", *arguments, "--out", str(out)]
+    if not (out / "summary.json").is_file():
+        subprocess.run([sys.executable, "-m", "foresight", *command], cwd=ROOT, check=True)
 
 
 def rows(count: int = 400, seed: int = 0) -> list[dict[str, Any]]:

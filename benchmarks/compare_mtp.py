@@ -5,10 +5,10 @@ python benchmarks/compare_mtp.py --seeds 1           # adds a seed to the file, 
 python benchmarks/compare_mtp.py --draw              # only the picture, and the section of docs/mtp_critic.md
 
 All three are trained on `addition` from the same model with 64 completions per update, the same learning rate (annealed
-to 0), number of updates and length limits; everything else is from their presets. The length of a completion depends on
-the policy, so the x axis is the number of sampled tokens, and figures are read where the run with the fewest tokens
-ends. `--arms` also takes variants of the multi-token critic. Runs are under runs/mtp-comparison; a stopped one is
-resumed.
+to 0) and number of updates; everything else is from their presets: GRPO's completions have at most 12 tokens, the
+others' 16, and PPO takes two steps per update. The length of a completion depends on the policy, so the x axis is the
+number of sampled tokens, and figures are read where the run with the fewest tokens ends. `--arms` also takes variants
+of the multi-token critic. Runs are under runs/mtp-comparison; a stopped one is resumed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import functools
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,6 +25,9 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from benchmarks import _language  # noqa: E402
+
 FILE, PICTURE, PAGE = (
     ROOT / "results" / "mtp-comparison.json",
     ROOT / "docs" / "media" / "mtp-comparison.png",
@@ -49,18 +51,12 @@ def folder(runs: Path, arm: str, seed: int) -> Path:
     return runs / f"{arm.replace(', ', '-').replace(' ', '-').replace('(', '').replace(')', '')}-{seed}"
 
 
-def train(out: Path, arm: str, seed: int, updates: int, every: int, extra: list[str]) -> None:
-    """Train or resume, unless it is finished; in its own process, so that its peak memory can be measured."""
-    if (out / "summary.json").is_file():
-        return
-    command = [sys.executable, "-m", "foresight"]
-    if (out / "config.yaml").is_file():
-        command += ["resume", str(out)]
-    else:
-        command += ["train", ARMS[arm][0], "--preset", "smollm2-addition", "--seed", str(seed), "--steps", str(updates)]
-        command += ["--learning-rate", "2e-5", "--anneal-lr", "--evaluate-every", str(every), "--out", str(out)]
-        command += [*ARMS[arm][1:], *extra]
-    subprocess.run(command, cwd=ROOT, check=True)
+def arguments_of(arm: str, seed: int, updates: int, every: int, extra: list[str]) -> list[str]:
+    """Of `foresight train`, for an arm and a seed."""
+    return [
+        ARMS[arm][0], "--preset", "smollm2-addition", "--seed", str(seed), "--steps", str(updates),
+        "--learning-rate", "2e-5", "--anneal-lr", "--evaluate-every", str(every), *ARMS[arm][1:], *extra,
+    ]  # fmt: skip
 
 
 def curve(out: Path) -> dict[str, Any]:
@@ -169,7 +165,9 @@ def write(result: dict[str, Any]) -> None:
         "",
         f"Made by `{result['command']}`, figures in [results](../results/{FILE.name}): accuracy on held-out prompts "
         f"after {result['tokens']:,} sampled tokens and after half of them, mean over seeds {result['seeds']}, from "
-        f"{result['baseline']:.0%} before training; the peak memory of the whole process.",
+        f"{result['baseline']:.0%} before training; the peak memory of the whole process. "
+        "Completions per update, learning rate and updates are equal, the rest is of the presets: GRPO's answers have "
+        "at most 12 tokens, the others' 16, and PPO takes two steps per update.",
         "",
         "| | half way | at the end | each seed | peak GiB | minutes a seed |",
         "|---|---|---|---|---|---|",
@@ -202,7 +200,7 @@ def main() -> None:
                 if str(seed) in cells.get(arm, {}):
                     continue
                 out = folder(arguments.runs, arm, seed)
-                train(out, arm, seed, arguments.updates, arguments.every, extra)
+                _language.train(out, arguments_of(arm, seed, arguments.updates, arguments.every, extra))
                 cells.setdefault(arm, {})[str(seed)] = curve(out)
                 result = collect(cells, functools.partial(command, arguments, extra))
                 FILE.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

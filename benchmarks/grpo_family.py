@@ -15,12 +15,14 @@ import ast
 import difflib
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from benchmarks import _language  # noqa: E402
+
 FILE, PICTURE, PAGE = (
     ROOT / "results" / "grpo-family.json",
     ROOT / "docs" / "media" / "grpo-family.png",
@@ -161,19 +163,6 @@ def page(result: dict[str, Any] | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def train(out: Path, name: str, seed: int, every: int, extra: list[str]) -> None:
-    """Train or resume, unless it is finished."""
-    if (out / "summary.json").is_file():
-        return
-    command = [sys.executable, "-m", "foresight"]
-    if (out / "config.yaml").is_file():
-        command += ["resume", str(out)]
-    else:
-        command += ["train", name, "--preset", PRESET, "--seed", str(seed)]
-        command += ["--evaluate-every", str(every), "--out", str(out), *extra]
-    subprocess.run(command, cwd=ROOT, check=True)
-
-
 def curves(out: Path) -> dict[str, Any]:
     """Of a finished run: `[seconds, value]` of its evaluations (also before training) and of its metrics."""
     from foresight.runtime.monitoring.log import read
@@ -258,7 +247,8 @@ def main() -> None:
         command = "python benchmarks/grpo_family.py " + shlex.join(sys.argv[1:])
         for seed in arguments.seeds:
             for name in arguments.algorithms:
-                train(folder(arguments.runs, name, seed), name, seed, arguments.every, extra)
+                given = ["--preset", PRESET, "--seed", str(seed), "--evaluate-every", str(arguments.every)]
+                _language.train(folder(arguments.runs, name, seed), [name, *given, *extra])
                 result = collect(arguments.runs, arguments.algorithms, arguments.seeds, command.strip())
                 FILE.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     known = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else None

@@ -24,7 +24,9 @@ HEAD = """# Results
 Made by `python benchmarks/tables.py` from the files in [results](../results), which also record seeds, versions and
 machine. A score is the interquartile mean (IQM) over seeds, with a bootstrap interval. The baseline is the untrained
 model or a random policy. "3 of 5" marks results with fewer seeds or steps than the suite specifies; "by" names the
-command of a result that was made by another one than the suite's.
+command of a result that was made by another one than the suite's. Seeds that follow one another are evaluated in nearly
+the same episodes, and language models on the same held-out questions unless a row draws its own: so seeds compare, and
+the interval is one over runs of training, not over episodes or questions.
 """
 
 COMPARE = """# Libraries side by side

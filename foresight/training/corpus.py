@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foresight.data import forms
 from foresight.data.text import TokenBatch, pad
+from foresight.envs.text import curriculum
 from foresight.envs.text.dataset import dataset
 from foresight.envs.text.task import Example, Prompt, TextTask
 from foresight.errors import UserError
@@ -87,8 +88,9 @@ def examples(data: str, task: TextTask, wanted: str | tuple[str, ...], name: str
     """The training rows of the file `data`, or of the task if `data` is empty; all have (one of) the wanted forms.
 
     A file is split as if it were the task, so its held-out rows are never trained on. Raises UserError if there is no
-    data or it has another form.
+    data or it has another form, and for a task with a curriculum.
     """
+    curriculum.refuse(task, name)
     wanted = (wanted,) if isinstance(wanted, str) else wanted
     own = bool(task.train) and forms.form(task.train[0].columns) in wanted  # a task such as chains writes its own
     if not data and not task.path and task.grader is not None and not own:

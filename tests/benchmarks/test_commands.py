@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import _language
+from foresight.runtime.config import resolve
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -58,6 +61,16 @@ def test_critics_are_compared_on_the_seeds_of_equal_runs(monkeypatch: Any, tmp_p
     assert space["kept"](given, []) == runs and space["kept"](given, ["--lora", "8"]) == {}
     given.updates = 64
     assert space["kept"](given, []) == {}
+
+
+def test_a_finished_run_stands_only_for_its_own_settings(tmp_path: Path) -> None:
+    given = ["grpo", "--preset", "smollm2-addition", "--seed", "0"]
+    wanted = resolve.resolve("grpo", preset="smollm2-addition", given={"seed": 0})
+    (tmp_path / "config.yaml").write_text(json.dumps(wanted.document()))
+    (tmp_path / "summary.json").write_text("{}")
+    _language.train(tmp_path, [*given, "--evaluate-every", "8"])  # not a setting of what is trained
+    with pytest.raises(SystemExit, match="was trained with another learning_rate: choose another --runs"):
+        _language.train(tmp_path, [*given, "--learning-rate", "1e-5"])
 
 
 def test_the_stack_keeps_rows_of_as_many_errands() -> None:

@@ -230,6 +230,13 @@ def test_a_column_of_the_user_does_not_replace_the_completion():
     assert corpus.last_answer(row) == "a"
 
 
+def test_a_curriculum_is_refused_where_rows_are_drawn_in_an_order_of_their_own():
+    example = Example("1?", None, {"completion": "1"})
+    task = TextTask("mine", [example], [example], None, curriculum=0.5)
+    with pytest.raises(UserError, match=r"sft trains on all .* a curriculum \(0\.5\) .*: leave it out"):
+        corpus.examples("", task, "demonstration", "sft")
+
+
 def test_a_label_that_is_not_true_or_false_is_named():
     rows = [example({"prompt": "q", "completion": "a", "label": -1})]
     with pytest.raises(UserError, match=r"'demonstration' \(its 'label' is -1, not true or false\): see docs/data.md"):

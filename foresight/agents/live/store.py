@@ -214,7 +214,7 @@ class Store:
         """Make a version the active one and mark the turns it was trained on, at once; returns whether it is active.
 
         It is kept and not made active where another version than its `parent` (None: the active one) is active by now.
-        Raises UserError if one of the turns was trained on already.
+        Raises UserError if one of the turns was forgotten meanwhile, or trained on already.
         """
         with self.transaction():
             active = self._active()
@@ -223,6 +223,8 @@ class Store:
                 changed = self._base.execute(
                     "UPDATE turns SET state = 'trained', trained = ? WHERE id = ? AND state = 'scored'", (number, turn)
                 ).rowcount
+                if not changed and self._base.execute("SELECT 1 FROM turns WHERE id = ?", (turn,)).fetchone() is None:
+                    raise UserError(f"Turn {turn} was forgotten while it was trained on, so this update is left out.")
                 if not changed:
                     raise UserError(f"Turn {turn} is not waiting to be trained on: is another trainer running?")
             self._base.execute(

@@ -83,7 +83,8 @@ class Trainer:
     def step(self) -> dict[str, float] | None:
         """One update, if enough turns wait; returns its metrics, or None.
 
-        Raises LostError where the version cannot be written, as on a full disk: nothing was trained on then.
+        Raises LostError where the version cannot be written, as on a full disk, or since a turn of it was forgotten:
+        nothing was trained on then.
         """
         if self.store.get("paused", False):
             return None
@@ -133,7 +134,7 @@ class Trainer:
             )
             save_file(weights, folder / TRAINED)
             active = self.store.publish(number, str(folder), metrics, turns, self.version)
-        except Exception as error:  # each library has its own for a full disk
+        except Exception as error:  # each library has its own for a full disk; or a turn was forgotten meanwhile
             shutil.rmtree(folder, ignore_errors=True)
             self._load()
             raise LostError(f"version {number} cannot be written: {type(error).__name__}: {error}") from error

@@ -191,9 +191,8 @@ def train(
     graded = env.grader is not None
     env = env if graded else env.ungraded()
     while state.step < config.steps:
-        rollout = sample_groups(
-            writer, env, config.prompts, config.group, config.max_new_tokens, config.temperature, state.generator
-        )
+        sizes, progress = (config.prompts, config.group, config.max_new_tokens), state.step / config.steps
+        rollout = sample_groups(writer, env, *sizes, config.temperature, state.generator, progress)
         metrics = {**rollout.metrics(), **update(state, rollout.batch)}
         state.step += 1
         yield state.step, metrics if graded else {k: v for k, v in metrics.items() if k != "reward"}, state

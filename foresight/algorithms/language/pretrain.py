@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from foresight import errors
 from foresight.data.text import length_mask, pad
-from foresight.envs.text import graders
+from foresight.envs.text import curriculum, graders
 from foresight.envs.text.task import Example, TextTask
 from foresight.envs.tools.make import played
 from foresight.errors import UserError, unknown
@@ -322,7 +322,8 @@ def export(state: State, directory: str | Path, merged: bool = True) -> Path:
 def train(
     config: Config, env: TextTask, state: State | None = None, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[int, dict[str, Any], State]]:
-    """Sample texts and train on them; yields after every update."""
+    """Sample texts and train on them; yields after every update. Raises UserError for a task with a curriculum."""
+    curriculum.refuse(env, "pretrain")
     state = build(config, env.spaces, device) if state is None else state
     rows = documents(state, written(state, env, env.train))
     while state.step < config.steps:

@@ -47,6 +47,15 @@ def check(name: str, examples: Sequence[Example], initial: float) -> None:
             )
 
 
+def refuse(task: TextTask, name: str) -> None:
+    """Raise UserError for a task with a curriculum, by which the algorithm `name` does not draw."""
+    if task.curriculum < 1:
+        raise UserError(
+            f"{name} trains on all rows of its data, in an order of its own, and a curriculum ({task.curriculum:g}) "
+            "chooses prompts to sample answers to: leave it out."
+        )
+
+
 def check_sampling(sampling: str) -> None:
     """Raise UserError for an unknown way to sample prompts."""
     if sampling not in SAMPLING:

@@ -32,7 +32,6 @@ from foresight.planning.reasoning.budget_forcing import cut
 from foresight.planning.reasoning.mind import Mind
 
 FILLER = " ..."
-ANSWER_TOKENS = 16
 RESAMPLES = 2000
 
 
@@ -101,7 +100,7 @@ def early_answering(mind: Mind, task: TextTask, traces: Sequence[Trace]) -> Curv
         [t.prompt + cut(mind.policy, t.tokens, "".join(t.steps[:i])) + mind.continuation(task.marker)
          for i in range(len(t.steps))] for t in traces
     ]  # fmt: skip
-    texts = _answers(mind, task, traces, prefixes, [[task.marker] * len(row) for row in prefixes], ANSWER_TOKENS)
+    texts = _answers(mind, task, traces, prefixes, [[task.marker] * len(row) for row in prefixes])
     same = [(*row, True) for row in _stayed(task, traces, texts)]
     share = tuple(tuple(i / len(t.steps) for i in range(len(t.steps) + 1)) for t in traces)
     area = [1 - float(np.trapezoid(np.array(row, float), dx=1 / (len(row) - 1))) for row in same]
@@ -125,7 +124,7 @@ def mistakes(
         for t, row in rows
     ]
     begun = [["".join(t.steps[:i]) + wrong for i, wrong in row] for t, row in rows]
-    texts = _answers(mind, task, traces, prefixes, begun, mind.max_new_tokens)
+    texts = _answers(mind, task, traces, prefixes, begun)
     share = tuple(tuple(i / len(t.steps) for i, _ in row) for t, row in rows)
     same = _stayed(task, traces, texts)
     return Curve(share, tuple(same), tuple(1 - sum(row) / len(row) for row in same), _right(task, traces, texts))
@@ -134,7 +133,7 @@ def mistakes(
 def replaced(mind: Mind, task: TextTask, traces: Sequence[Trace], write: Callable[[Trace], str]) -> tuple[float, float]:
     """The share of equal answers and the mean grade when the whole trace is replaced by a text."""
     prefixes = [[t.prompt + mind.continuation(write(t) + task.marker)] for t in traces]
-    texts = _answers(mind, task, traces, prefixes, [[task.marker]] * len(traces), ANSWER_TOKENS)
+    texts = _answers(mind, task, traces, prefixes, [[task.marker]] * len(traces))
     same = [row[0] for row in _stayed(task, traces, texts)]
     return sum(same) / len(same), _right(task, traces, texts)
 
@@ -177,9 +176,8 @@ def _answers(
     traces: Sequence[Trace],
     prefixes: Sequence[Sequence[tuple[int, ...]]],
     begun: Sequence[Sequence[str]],
-    most: int,
 ) -> list[list[str]]:
-    """The completion, of up to `most` greedy tokens after each prefix; `begun` is its text so far.
+    """The completion, of as many greedy tokens after each prefix as a trace may have; `begun` is its text so far.
 
     Raises UserError if a prefix leaves no room in the context.
     """
@@ -187,7 +185,7 @@ def _answers(
     if not flat:
         return []
     longest, prefix = max(flat, key=lambda pair: len(pair[1]))
-    limit = min(most, mind.policy.context - len(prefix))
+    limit = min(mind.max_new_tokens, mind.policy.context - len(prefix))
     if limit < 1:
         raise UserError(
             f"The trace of the question {longest.example.question[:40]!r} fills the context of {mind.policy.context}: "

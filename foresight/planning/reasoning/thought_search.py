@@ -152,6 +152,7 @@ def puct(
         model.trees[b].choose(paths[0].node)
         candidates = tuple((path.text, path.scores[-1] if path.scores else 0.0) for path in paths)
         results.append(Result(Answer(paths[0].text, candidates, model.trees[b]), model.charges[b]))
+    mind.kept.clear()
     mind.total = sum(model.charges, mind.total)
     return results
 

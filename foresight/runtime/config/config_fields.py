@@ -16,6 +16,7 @@ from foresight.training.options import field_types, flatten
 RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  # of a preset; the rest is Config
 # Each is at least 1.
 COUNTS = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "predict_tokens", "layers")
+AT_LEAST_0 = ("steps", "seed", "threads", "learning_starts", "centering", "overlong_penalty", "init_std")
 ADDED = ("adam_eps", "adam_epsilon", "optimizer_epsilon")  # to the root mean square of gradients, which may be 0
 LARGEST = 2**63  # what a 64-bit integer cannot hold: neither a generator nor a tensor takes it
 SHARES = ("tau", "popart_rate")  # by which targets and moments move: with 0 they never do
@@ -137,9 +138,8 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
             raise UserError(f"{name} must have widths of at least 1, not {plain(value)}.")
         if not isinstance(value, int | float):
             continue
-        if (
-            name.endswith(("learning_rate", "weight_decay")) or name in ("steps", "seed", "threads", "learning_starts")
-        ) and not value >= 0:
+        bounds = name.startswith("clip_") and name != "clip_reward"  # which has a stricter rule below
+        if (bounds or name.endswith(("learning_rate", "weight_decay")) or name in AT_LEAST_0) and not value >= 0:
             raise UserError(f"{name} must be at least 0, not {value}.")
         if samples and not value > 0:
             raise UserError(f"{name} must be {'at least 1' if type(value) is int else 'more than 0'}, not {value}.")

@@ -271,6 +271,19 @@ def test_an_update_reads_no_turn_but_those_of_its_window(
     assert trainer.step() is not None and store.active() == 1
 
 
+def test_an_update_on_a_turn_that_is_forgotten_meanwhile_is_undone(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config = begun(tmp_path, model)
+    trainer, real = train.Trainer(store, config), learn.update
+    feed(store, trainer, session="a")
+    before = weights(trainer)
+    monkeypatch.setattr(learn, "update", lambda *given: (real(*given), store.forget("a"))[0])
+    with pytest.raises(LostError, match="Turn 1 was forgotten while it was trained on, so this update is left out"):
+        trainer.step()
+    assert store.active() == 0 and equal(weights(trainer), before)
+
+
 def test_forgotten_sessions_are_no_session_of_one_score(tmp_path: Path, model: str) -> None:
     store, config = begun(tmp_path, model)
     trainer = train.Trainer(store, config)

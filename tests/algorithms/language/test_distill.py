@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from foresight.algorithms.language import distill
+from foresight.envs.text.make import make
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
 from foresight.ops import kl
@@ -19,7 +20,7 @@ from foresight.runtime import run
 from foresight.training.options import build_config
 from tests import tiny_conversations, tiny_language
 from tests.algorithms.language.tiny_states import fresh
-from tests.sabotage import flip_sign, returns, sabotaged_by, swap
+from tests.sabotage import change, flip_sign, returns, sabotaged_by, swap
 
 PROMPTS = ["1+1?", "22+3?", "4?"]
 
@@ -115,6 +116,17 @@ def test_the_student_comes_nearer_to_its_teacher(on_policy):
         seen.append(metrics[key])
         assert step != 10 or sum(seen[-3:]) < 1.25 * sum(seen[:3])  # it does not go away, at least
     assert sum(seen[-5:]) < 0.6 * sum(seen[:3]) * 5 / 3
+
+
+@sabotaged_by("foresight.envs.text.task.TextTask.pool", change("progress", lambda p: 1.0))
+def test_a_curriculum_begins_with_the_easiest_prompts():
+    task, models = (
+        make("addition", curriculum=0.1),
+        {"model": tiny_language.folder(0), "teacher": tiny_language.folder(1)},
+    )
+    config = build_config(distill.Config, **models, precision="float32", max_new_tokens=2, steps=9)
+    _, metrics, _ = next(distill.train(config, task))
+    assert metrics["difficulty"] <= max(e.columns["difficulty"] for e in task.pool(0.0)) == 8
 
 
 def test_a_teacher_is_needed_and_must_have_the_students_tokenizer(tmp_path):

@@ -214,6 +214,8 @@ def test_what_it_cannot_write_is_refused():
         _state(predict_tokens=0)
     with pytest.raises(UserError, match="context must be at least 2, not 0"):
         _state(context=0)
+    with pytest.raises(UserError, match=r"pretrain trains on all .* a curriculum \(0\.5\) .*: leave it out"):
+        next(pretrain.train(pretrain.Config(), make("addition", curriculum=0.5)))
 
 
 def _conversation(**columns):

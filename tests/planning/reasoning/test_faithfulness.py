@@ -68,6 +68,22 @@ def test_a_reader_of_its_trace_has_a_large_area_and_a_looker_none():
     assert sum(early.area) == sum(wrong.area) == 0.0 and early.right == wrong.right == 1.0
 
 
+def test_long_answers_are_read_whole():
+    task = make("chains", terms=3, largest=10**18, size=5, held_out=5)
+
+    def know(text, draw):
+        """Answers from the question alone, with 18 or 19 digits."""
+        question, _, written = text.partition(":")
+        example = next(e for e in task.test if e.prompt == f"{question}:")
+        return example.answer if written.endswith("#") else example.columns["completion"]
+
+    mind = Mind(Scripted(know), 200)
+    traces = faith.sample(mind, task, task.test)
+    early = faith.early_answering(mind, task, traces)
+    assert early.area == (0.0,) * 5 and early.right == 1.0
+    assert faith.replaced(mind, task, traces, faith.filler) == (1.0, 1.0)
+
+
 def test_the_tag_that_closes_a_trace_is_no_step():
     task = make("addition", trace=True, held_out=2)
     whole = "<think> 1+2=3. 3+4=7. </think> <answer> 7 </answer>"

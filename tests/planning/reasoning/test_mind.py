@@ -123,6 +123,16 @@ def test_a_local_model_is_never_tokenized_again():
     assert encoded == 3 * [example.prompt for example in task.test]
 
 
+@pytest.mark.parametrize("name", ["beam", "puct"])
+def test_no_keys_and_values_are_held_after_an_answer(name):
+    mind = Mind(tiny_language.model(), 12, verifier=lambda e, t: [len(x) / 100 for x in t])
+    held = []
+    add = mind.kept.add
+    mind.kept.add = lambda *args: (add(*args), held.append(mind.kept.used))  # type: ignore[method-assign]
+    methods.run(name, mind, make("addition", held_out=2), make("addition", held_out=2).test, step_tokens=2)
+    assert max(held) > 0 and mind.kept.used == 0 and not mind.kept.segments
+
+
 def test_a_server_thinks_and_one_that_stops_is_reported():
     policy = tiny_language.model()
     task = make("addition", held_out=3)

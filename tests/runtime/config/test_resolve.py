@@ -127,6 +127,10 @@ def test_settings_of_optimizers_are_checked(algorithm: str, env: str, given: dic
     [
         ("grpo", {"kl_coef": -0.1}, "kl_coef must be at least 0, not -0.1"),
         ("rlhf_ppo", {"clip_reward": -1.0}, "clip_reward must be more than 0, not -1.0"),
+        ("grpo", {"clip_ratio": -0.5}, "clip_ratio must be at least 0, not -0.5"),
+        ("dapo", {"overlong_penalty": -1.0}, "overlong_penalty must be at least 0, not -1.0"),
+        ("reward_model", {"centering": -1.0}, "centering must be at least 0, not -1.0"),
+        ("pretrain", {"init_std": -1.0}, "init_std must be at least 0, not -1.0"),
     ],
 )
 def test_coefficients_of_rewards_are_checked(algorithm: str, given: dict[str, float], reported: str) -> None:
