@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -98,3 +98,15 @@ def scaled(scaler: RewardScaler | None, batch: Trajectory) -> Tensor:
         return batch.reward
     scaler.update(batch.reward, batch.cut, batch.mask)
     return scaler(batch.reward)
+
+
+class Scaled(Protocol):
+    """A State whose rewards may be scaled."""
+
+    reward_scaler: RewardScaler | None
+
+
+def restart(state: Scaled) -> None:
+    """Call this when the environments were reset: the running returns of a scaler begin at 0."""
+    if state.reward_scaler is not None:
+        state.reward_scaler.restart()

@@ -125,7 +125,7 @@ class Session:
                 evaluation_env = environments.evaluation(self.settings, env)
                 self.kind.check(state, env, self.config)
                 if with_actors:
-                    self.fleet = self._fleet()
+                    self.fleet = self._fleet(first)
                 self.log = log.Log(self.path, self.services, self.settings.document())
                 if self.start is not None:
                     run_state.go_back(self)
@@ -258,11 +258,12 @@ class Session:
             steps = self.module.train(self.config, env, state=state, device=self.device)
             yield from self._timed(steps, env if isinstance(env, profile.TimedEnv) else None, rest)
 
-    def _fleet(self) -> ray_cluster.Fleet:
-        """The actors. Raises UserError if Ray or CPUs for them are missing."""
+    def _fleet(self, first: int) -> ray_cluster.Fleet:
+        """The actors of a run that is at step `first`. Raises UserError if Ray or CPUs for them are missing."""
         self.progress.status("starting the actors")
         try:
             fields, make = actors.plan(self.settings, self.settings.actors)
+            fields["seed"] = self.settings.seed + first  # after a resume they draw other numbers than at the start
             address, report = self.settings.ray, self.progress.note
             return ray_cluster.Fleet(
                 self.settings.algorithm, fields, make, self.settings.actors, address, report=report

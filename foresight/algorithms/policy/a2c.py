@@ -119,6 +119,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
 
 
 reset_carry = memory.reset_carry
+restart = normalize.restart
 
 
 @torch.no_grad()
@@ -194,8 +195,7 @@ def train(
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    if state.reward_scaler is not None:
-        state.reward_scaler.restart()
+    restart(state)
     obs, carry = env.reset(config.seed + state.step), None
     while state.step < config.steps:
         progress = state.step / config.steps

@@ -177,6 +177,7 @@ def act(state: State, obs: Tree, carry: Tree = None, explore: bool = False) -> t
 
 
 reset_carry = memory.reset_carry
+restart = normalize.restart
 
 
 @torch.no_grad()
@@ -327,8 +328,7 @@ def train(
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    if state.reward_scaler is not None:
-        state.reward_scaler.restart()
+    restart(state)
     obs, carry = env.reset(config.seed + state.step), None
     if isinstance(state.network, VLAActorCritic) and not state.step:
         greedy, seen = replace(state, config=replace(state.config, sample=False)), trees.to(obs, state.generator.device)
@@ -348,10 +348,12 @@ def _check(config: Config) -> None:
         if (bound := getattr(config, name)) is not None and not bound > 0:
             raise UserError(f"{name} must be above 0, not {bound}.")
     steps = config.num_envs * config.rollout_steps
-    if config.minibatches > steps:
+    most = max(1, steps // 2) if config.normalize_advantage else steps
+    if config.minibatches > most:
+        two = "; a normalized advantage needs two in each minibatch" if config.normalize_advantage else ""
         raise UserError(
-            f"minibatches is {config.minibatches}, but a rollout has only {steps} steps (num_envs x rollout_steps). "
-            f"Use --minibatches {steps} or less."
+            f"minibatches is {config.minibatches}, but a rollout has only {steps} steps (num_envs x rollout_steps)"
+            f"{two}. Use --minibatches {most} or less."
         )
     if config.memory is not None and config.minibatches > config.num_envs:
         raise UserError(

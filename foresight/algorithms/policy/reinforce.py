@@ -33,6 +33,7 @@ from foresight import errors
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs import collect
 from foresight.envs.base import Env, Episodes, Spaces, require_end, require_num_envs
+from foresight.errors import UserError
 from foresight.nets import encoders, heads
 from foresight.nets.actor_critic import ActorCritic, Sampled
 from foresight.ops import advantage, policy, returns, schedules, value
@@ -194,3 +195,8 @@ def _check(config: Config) -> None:
     errors.at_least(1, config, "num_envs", "max_episode_steps", "value_steps")
     if config.form not in FORMS:
         raise errors.unknown("form of REINFORCE", config.form, FORMS)
+    if config.num_envs == 1 and config.form == "trajectory" and config.normalize_advantage:
+        raise UserError(
+            "One episode has one weight in the form 'trajectory', and normalized it is 0. Use --num-envs 2 or more, or "
+            "leave out --normalize-advantage."
+        )

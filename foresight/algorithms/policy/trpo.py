@@ -123,6 +123,9 @@ def act(state: State, obs: Tree, carry: None = None, explore: bool = False) -> t
     return output.sample(state.generator) if explore else output.mode(), {}, carry
 
 
+restart = normalize.restart
+
+
 @torch.no_grad()
 def rollout(state: State, env: Env, obs: Tree) -> tuple[Trajectory, Tree]:
     """`rollout_steps` steps of every environment from `obs` on, with values; also the next observation."""
@@ -241,8 +244,7 @@ def train(
     require_num_envs(env, config.num_envs)
     if state is None:
         state = build(config, env.spaces, device)
-    if state.reward_scaler is not None:
-        state.reward_scaler.restart()
+    restart(state)
     obs = env.reset(config.seed + state.step)
     while state.step < config.steps:
         batch, obs = rollout(state, env, obs)

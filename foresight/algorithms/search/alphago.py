@@ -411,9 +411,10 @@ def _check(config: Config, game: Game) -> None:
     if not 0 <= config.held_out <= 0.5:
         raise UserError(f"held_out must be between 0 and 0.5, not {config.held_out}.")
     errors.at_least(
-        1, config, "supervised", "expert_games", "expert_simulations", "rl_games", "value_games", "batch_size",
-        "pool_every", "channels",
+        1, config, "supervised", "expert_games", "expert_simulations", "value_games", "batch_size", "pool_every",
+        "channels",
     )  # fmt: skip
+    errors.at_least(4, config, "rl_games")  # two of each color: the only game of a color equals its baseline
     errors.at_least(0, config, "reinforce", "regress", "random_moves", "play_simulations", "c_puct", "blocks")
     if not config.softmax_temperature > 0:
         raise UserError(f"softmax_temperature must be above 0, not {config.softmax_temperature}.")

@@ -11,7 +11,7 @@ with δ = 1), one network for all actions. Each of these papers changes one line
   Dueling networks (Wang et al. 2016, arXiv:1511.06581)   `dueling`: Q = V + A - mean A
   n-step targets (Sutton & Barto 2018, §7.1)              `n_steps`: γⁿ max Q⁻ after n rewards of one episode
   C51 (Bellemare et al. 2017, arXiv:1707.06887)           `values="atoms"`: each value is a distribution on 51 atoms
-  QR-DQN (Dabney et al. 2018, arXiv:1710.10044)           `values="quantiles"`: each value is 200 quantiles
+  QR-DQN (Dabney et al. 2018, arXiv:1710.10044)           `values="quantiles"`: each value is `atoms` quantiles
   Prioritized replay (Schaul et al. 2016, arXiv:1511.05952)  `priority_exponent`: P(step) ∝ |error|^α, loss × (1 / P)^β
 All of them together, with atoms and noisy networks, are `rainbow`.
 

@@ -212,6 +212,7 @@ def test_an_action_space_without_a_policy_is_named(name):
     [
         ("a2c", {"decay": 1.0}, "decay is a share from 0 to below 1, not 1.0"),
         ("off_policy_ac", {"replay_ratio": -1}, "replay_ratio must be at least 0, not -1"),
+        ("reinforce", {"num_envs": 1, "form": "trajectory", "normalize_advantage": True}, "One episode has one weight"),
     ],
 )
 def test_settings_out_of_range_are_named(name, options, message):
@@ -234,8 +235,10 @@ def test_normalizers_learn_in_training_only(name):
     ("name", "options"),
     [
         ("a2c", {}), ("off_policy_ac", {}), ("qac", {}), ("trpo", {}), ("ppg", {"minibatches": 2}),
-        ("ppo", {"minibatches": 2}), ("ppo", {"minibatches": 2, "target_kl": 1.0}),
-        ("ppo", {"minibatches": 2, "memory": "gru", "memory_size": 4}),
+        ("ppo", {"minibatches": 1}), ("ppo", {"minibatches": 1, "target_kl": 1.0}),
+        ("ppo", {"minibatches": 2, "normalize_advantage": False}),
+        ("ppo", {"minibatches": 2, "normalize_advantage": False, "target_kl": 1.0}),
+        ("ppo", {"minibatches": 2, "normalize_advantage": False, "memory": "gru", "memory_size": 4}),
         ("impala", {"rollouts_per_update": 1, "popart_rate": 0.1}),
     ],
 )  # fmt: skip

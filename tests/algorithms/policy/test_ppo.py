@@ -158,7 +158,8 @@ def test_normalizers_learn_in_training_only():
 
 MISTAKES = [
     ({"num_envs": 4}, "num_envs is 4, but the environment has num_envs 8"),
-    ({"minibatches": 65}, "minibatches is 65"),
+    ({"minibatches": 33}, "only 64 steps .*two in each minibatch. Use --minibatches 32"),
+    ({"minibatches": 65, "normalize_advantage": False}, "minibatches is 65, .* Use --minibatches 64"),
     ({"epochs": 0}, "epochs must be at least 1"),
     *(({name: -1.0}, f"{name} must be above 0, not -1.0") for name in ("clip_ratio", "clip_value", "target_kl")),
     ({"precision": "half"}, "Unknown precision 'half'"),

@@ -167,6 +167,8 @@ def test_another_game_and_senseless_stages_are_refused(trained: ag.State) -> Non
     for name in ("reinforce", "regress", "random_moves"):
         with pytest.raises(UserError, match=f"{name} must be at least 0, not -1"):
             ag.build(dataclasses.replace(SMALL, steps=1, **{name: -1}), TTT)
+    with pytest.raises(UserError, match="rl_games must be at least 4, not 2"):  # the policy would not move
+        ag.build(dataclasses.replace(SMALL, rl_games=2), TTT)
 
 
 def test_a_loss_of_nan_reaches_no_weight() -> None:

@@ -17,8 +17,9 @@ from foresight.envs.base import Episodes
 from foresight.envs.control import multi_task
 from foresight.envs.make import make
 from foresight.errors import UserError
+from foresight.runtime import run
 from foresight.runtime.config import resolve
-from foresight.runtime.distributed import actors, learner
+from foresight.runtime.distributed import actors, learner, ray_cluster
 from foresight.runtime.monitoring import profile
 from foresight.runtime.session import Session
 from tests.algorithms.policy.small_envs import choice
@@ -256,6 +257,22 @@ def test_actors_differ_and_another_life_differs_too() -> None:
     assert seen[0] != seen[1] != seen[2] != seen[0]
 
 
+def test_after_a_resume_the_actors_draw_other_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They build States of their own: with the same seed they would explore as in the run's beginning."""
+    drawn = []
+
+    def inline(name: str, fields: dict[str, Any], envs: Any, *_: Any, **__: Any) -> actors.Inline:
+        collector = actors.Collector(name, fields, envs, 0, 0)
+        drawn.append(torch.rand(4, generator=collector._state.generator).tolist())
+        return actors.Inline([collector])
+
+    monkeypatch.setattr(ray_cluster, "Fleet", inline)
+    config, out = dataclasses.replace(IMPALA, rollouts_per_update=1, steps=32), tmp_path / "run"
+    run.train("impala", env="CartPole-v1", config=config, actors=1, out=out, evaluation_episodes=1, show=False)
+    run.resume(out, 64, show=False)
+    assert len(drawn) == 2 and drawn[0] != drawn[1]
+
+
 def _tasks() -> multi_task.MultiTask:
     """CartPole, and CartPole with little time."""
     long, short = make("CartPole-v1", num_envs=2), make("CartPole-v1", num_envs=2, time_limit=5)
@@ -295,9 +312,11 @@ def test_actors_of_a_memory_need_no_sequence_for_each_minibatch() -> None:
 def test_the_learner_scales_the_rewards_of_all_actors(module: Any) -> None:
     config = module.Config(steps=32, num_envs=2, rollout_steps=8, hidden=(4,), normalize_reward=True)
     state = module.build(config, make("CartPole-v1", num_envs=1).spaces)
+    state.reward_scaler.running.fill_(1e6)  # of episodes that a resume does not continue
     fleet = _fleet(module, dataclasses.replace(config, num_envs=1), 2)
     *_, (step, _, _) = learner.train(module, config, state, fleet)
     assert step == state.reward_scaler.moments.count == 32
+    assert state.reward_scaler.moments.mean < 32
 
 
 @pytest.mark.parametrize(
