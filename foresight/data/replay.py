@@ -129,6 +129,23 @@ class Replay:
             _write(key, getattr(self.storage, key), fields.get(key), segments)
         self._after(kept, fields.get("mask"), final_obs)
 
+    def put(self, fields: dict[str, NDArray[Any]], row: int) -> bool:
+        """Append the step in this `row` of `fields` `[B, ...]`, named as `trees.leaves` does, to one stream.
+
+        For loops over streams: a step inside an episode, with mask 1. Does nothing and returns False if its fields or
+        shapes are not those of the steps before, or these are not in numpy's memory.
+        """
+        columns = self._columns
+        if columns is None or len(fields) != len(columns):
+            return False
+        for name, x in fields.items():
+            if name not in columns or columns[name][0].shape[2:] != x.shape[1:]:
+                return False
+        for name, x in fields.items():
+            columns[name][0][0, self._write] = x[row]
+        self._after(1, None, None)
+        return True
+
     def interrupt(self) -> None:
         """The environments were reset without a step: the successors of the newest steps are unknown.
 

@@ -88,8 +88,10 @@ class Sequences:
         A step with `mask` 0 (an autoreset step) is left out: its observation is the final one of the step before.
         """
         cut, mask = rows["cut"].tolist(), rows["mask"].tolist()
+        leaves = dict(leaf for name, value in rows.items() for leaf in trees.leaves(value, name))
+        fields = {name: x.numpy() for name, x in leaves.items() if x.is_cpu and x.dtype != torch.bfloat16}
         for i, stream in enumerate(self.streams):
-            if not mask[i]:
+            if not mask[i] or (not cut[i] and len(fields) == len(leaves) and stream.put(fields, i)):
                 continue
             row = tree_map(_one(i), rows)
             if cut[i]:

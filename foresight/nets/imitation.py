@@ -71,8 +71,8 @@ class NormalizedObs(nn.Module):
         super().__init__()
         if images is None and (isinstance(space, gs.Dict) or space.dtype == np.uint8):
             raise UserError(
-                f"This policy reads one array of floats or one integer, not {space}. Imitate images with: "
-                "behavior_cloning"
+                f"This policy reads one array of floats or one integer, not {space}. Imitate with: "
+                f"{'vla' if isinstance(space, gs.Dict) and MISSION in space.spaces else 'behavior_cloning'}"
             )
         self.seen = SeenObs(space, images or "nature")
         self.size, self.measured = self.seen.size, _measured(self.seen.rest)

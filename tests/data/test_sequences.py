@@ -37,6 +37,25 @@ def test_an_episode_of_two_actions_has_three_rows() -> None:
     assert _rows(replay, 0, "cut") == [0, 0, 1, 0, 1] and _rows(replay, 0, "mask") == [1, 1, 0, 1, 0]
 
 
+@sabotaged_by("foresight.data.replay.Replay.put", lambda f: lambda self, fields, row: f(self, fields, 0))
+def test_every_stream_has_its_own_steps() -> None:
+    for dtype in (torch.float32, torch.bfloat16):  # numpy has no bfloat16
+        replay = Sequences(30, 3)
+        for t in range(3):
+            value = torch.tensor([0.0, 10, 20]) + t
+            obs = {"place": value.unsqueeze(1), "view": torch.full((3, 2, 2), t, dtype=torch.uint8)}
+            rows = {"obs": obs, "action": value, "reward": value, "discount": value * 0 + 1, "cut": value * 0}
+            rows |= {"mask": value * 0 + 1, "extras": {"latent": value.to(dtype)}}
+            replay.add(rows, obs)
+        for i in range(3):
+            held, steps = replay.streams[i].storage, [10.0 * i + t for t in range(3)]
+            assert held.reward[0, :3].tolist() == held.obs["place"][0, :3, 0].tolist() == steps
+            assert held.extras["latent"][0, :3].tolist() == steps and held.extras["latent"].dtype == dtype
+            assert held.obs["view"].dtype == torch.uint8 and held.obs["view"][0, :3, 1, 1].tolist() == [0, 1, 2]
+        with pytest.raises(UserError, match="'action' was"):
+            replay.add({**rows, "action": torch.zeros(3, 2)}, obs)
+
+
 @sabotaged_by("foresight.data.replay.Replay.columns", lambda f: lambda self: f(self).roll(1))
 def test_episodes_begin_after_final_observations() -> None:
     replay = Sequences(18, 2)  # 9 rows for each

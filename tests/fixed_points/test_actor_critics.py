@@ -43,8 +43,7 @@ def set_out(network: Any, exact: Tensor) -> None:
     """Make the critic over one-hot observations `exact` (`[S]` or `[S, A]`), wrong by ±WRONG in turn."""
     weight, bias = network.value_layer()
     table = exact.unsqueeze(1) if exact.dim() == 1 else exact
-    sign = 1 - 2 * (torch.arange(table.shape[0]).unsqueeze(1) + torch.arange(table.shape[1])) % 2
-    weight.copy_(torch.where(table.isfinite(), table + WRONG * sign, 0.0).t())
+    weight.copy_(mdps.beside(table, WRONG).t())
     bias.zero_()
 
 

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces as gs
 
 from foresight.errors import UserError
-from foresight.nets.imitation import ActionCode, MeanStd, MinMax
+from foresight.nets.imitation import ActionCode, MeanStd, MinMax, NormalizedObs
 from tests.sabotage import returns, sabotaged_by, scaled
 
 VALUES = torch.tensor([[0.1, 7.0, -3.3], [0.9, 7.0, 12.7], [0.35, 7.0, 0.0]])
@@ -65,3 +65,12 @@ def test_mean_and_deviation_are_those_of_the_data() -> None:
     torch.testing.assert_close(y.mean(0), torch.zeros(3), atol=1e-6, rtol=0)
     torch.testing.assert_close(y.std(0, correction=0), torch.tensor([1.0, 0, 1]))
     torch.testing.assert_close(scale.decode(y), VALUES)
+
+
+def test_what_reads_other_observations_is_named() -> None:
+    vector, mission = gs.Box(-1, 1, (3,), np.float32), gs.Box(0, 255, (8,), np.uint8)
+    for space, reader in (
+        (gs.Dict({"state": vector}), "behavior_cloning"), (gs.Dict({"state": vector, "mission": mission}), "vla")
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"Imitate with: {reader}$"):
+            NormalizedObs(space)

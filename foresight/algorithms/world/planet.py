@@ -214,8 +214,9 @@ def train(
 def _check(config: Config) -> None:
     errors.at_least(0, config, "action_noise", "seed_episodes", "free_nats", "min_std", "decoded")
     errors.at_least(
-        1, config, "num_envs", "updates", "batch_size", "sequence_length", "replay_size", "horizon", "candidates",
+        1, config, "num_envs", "updates", "batch_size", "replay_size", "horizon", "candidates",
         "elites", "iterations", "deter", "stoch", "hidden", "units", "layers", "depth", "patch",
     )  # fmt: skip
+    errors.at_least(2, config, "sequence_length")  # the model is trained on what the row before leads to
     cem.require_elites(config.candidates, config.elites)
     Sequences.require_room(config.replay_size, config.num_envs, config.sequence_length)

@@ -372,12 +372,15 @@ def _check(config: Config) -> None:
         0, config, "max_lag", "contrastive_coef", "decoded", "imagined_last", "replay_value_coef", "search_simulations"
     )
     errors.at_least(
-        1, config, "num_envs", "rollout_steps", "train_every", "batch_size", "sequence_length", "replay_size",
+        1, config, "num_envs", "rollout_steps", "train_every", "batch_size", "replay_size",
         "imagined_batch", "context", "horizon", "contrastive_steps", "width", "sequence_layers", "heads", "groups",
         "classes", "units", "layers", "depth", "patch",
     )  # fmt: skip
-    errors.between(0, 1, config, "gamma", "gae_lambda", "unimix", "slow_critic_rate")
-    errors.share(config, "dropout")
+    errors.at_least(2, config, "sequence_length")  # the model is trained on what the row before leads to
+    errors.between(0, 1, config, "gamma", "gae_lambda", "slow_critic_rate")
+    errors.share(config, "dropout", "unimix")
+    if config.sequence_model == "transformer" and config.width % (2 * config.heads):
+        raise UserError(f"width must be an even multiple of heads, {config.heads}, not {config.width}.")
     if config.context > config.sequence_length:
         raise UserError(
             f"context {config.context} is more than sequence_length {config.sequence_length}: the model would read "

@@ -16,9 +16,7 @@ from torch.nn import functional
 from foresight.data.trajectory import Tree
 from foresight.errors import UserError
 from foresight.nets import conv, encoders
-from foresight.nets.sequence.transformer import MLP, Attention, Cache, TransformerConfig
-
-NO_CACHE = Cache((), (), None, 0, False)
+from foresight.nets.sequence.transformer import MLP, NO_CACHE, Attention, TransformerConfig
 
 
 class Projector(nn.Module):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from foresight import errors
 from foresight.data.sequences import Arrival
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.errors import UserError
@@ -260,6 +261,8 @@ class Images(nn.Module):
         first = self.channels
         self.network = None
         if images != CONVS:
+            if (name := images.partition(":")[0]) not in encoders.IMAGES:
+                raise errors.unknown("image encoder", name, (CONVS, *encoders.IMAGES))
             self.network = encoders.image_encoder(space, images)
             self.size = self.network.size
             return

@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class ActionChunker(nn.Module):
@@ -51,7 +52,7 @@ class ActionChunker(nn.Module):
             self.posterior_obs(obs)[:, None],
             self.posterior_action(actions),
         )
-        hidden = torch.cat([torch.zeros_like(real[:, :2]), real < 1], 1) > 0
+        hidden = functional.pad(real < 1, (2, 0))
         x = self.posterior_encoder(torch.cat(parts, 1) + self.positions, src_key_padding_mask=hidden)
         mean, log_variance = self.posterior_head(x[:, 0]).chunk(2, -1)
         return mean, log_variance

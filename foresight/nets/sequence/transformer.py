@@ -136,6 +136,9 @@ class Cache(NamedTuple):
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
 
+NO_CACHE = Cache((), (), None, 0, False)  # of blocks that read everything at once
+
+
 def rotary_angles(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotation of each pair of features at each position.
 

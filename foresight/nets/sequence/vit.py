@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foresight.errors import UserError
-from foresight.nets.sequence.transformer import Block, Cache, TransformerConfig
+from foresight.nets.sequence.transformer import NO_CACHE, Block, TransformerConfig
 
-NO_CACHE = Cache((), (), None, 0, False)
 TOKENS_PER_SIDE = 8  # at most, where no patch size is given
 
 

@@ -41,8 +41,8 @@ from foresight.nets.imitation import MeanStd
 from foresight.nets.sequence import attention
 from foresight.nets.sequence.action_tokens import ActionTokens, Flow, FlowField, SharedTokens, Tokens
 from foresight.nets.sequence.grounding import Finder, Pointer
-from foresight.nets.sequence.transformer import Block, TransformerConfig
-from foresight.nets.sequence.vit import NO_CACHE, ViT
+from foresight.nets.sequence.transformer import NO_CACHE, Block, TransformerConfig
+from foresight.nets.sequence.vit import ViT
 
 HEADS = ("bins", "flow", "point")
 BLIND = ("language", "image")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from foresight.errors import UserError
 from foresight.nets.sequence.transformer import Cache, Transformer, TransformerConfig, rotary_angles
 
 
@@ -48,12 +49,14 @@ def slide(past: Tensor, new: Tensor) -> Tensor:
 class Window(nn.Module):
     """`layers` of `nets.sequence.transformer` blocks with rotary positions: `[B, T, inputs]` to `[B, T, size]`.
 
-    The carry holds the keys and values of the last `window` steps. Raises UserError if `size` is not a
-    multiple of `heads`, or the heads are of odd width.
+    The carry holds the keys and values of the last `window` steps. Raises UserError unless `size` is an even multiple
+    of `heads`.
     """
 
     def __init__(self, inputs: int, size: int, layers: int = 1, heads: int = 4, window: int = 64) -> None:
         super().__init__()
+        if size % (2 * heads):
+            raise UserError(f"The memory's size must be an even multiple of {heads} heads, not {size}.")
         self.size, self.window = size, window
         self.embed = nn.Linear(inputs, size)
         self.net = Transformer(TransformerConfig(layers=layers, dim=size, heads=heads, norm="layer", activation="gelu"))

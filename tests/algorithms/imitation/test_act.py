@@ -130,6 +130,11 @@ def test_a_chunk_may_be_shorter_than_action_steps_where_all_predictions_are_aver
     assert action.shape == (3, *SPACES.action.shape)
 
 
+def test_a_chunk_may_be_one_action() -> None:
+    state = last(act, dataclasses.replace(CONFIG, steps=1, chunk=1), ENV)
+    assert act.predict(state, torch.zeros(3, 2)).shape == (3, 1, *SPACES.action.shape)
+
+
 def test_mistakes_are_named() -> None:
     for fields, message in (
         ({"chunk": 8}, "chunk 8 is longer than every episode of the data: the longest has 6 steps"),

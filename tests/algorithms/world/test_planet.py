@@ -110,7 +110,7 @@ def test_mistakes_are_named() -> None:
         "elites": 41,
         "updates": 0,
         "action_noise": -1.0,
-        "sequence_length": 0,
+        "sequence_length": 1,
     }.items():
         with pytest.raises(UserError, match=field):
             planet.build(dataclasses.replace(SMALL, **{field: value}), env.spaces)

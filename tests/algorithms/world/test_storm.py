@@ -281,7 +281,9 @@ MISTAKES = [
     ({"imagined_last": 5}, "imagined_last 5 is more than sequence_length 4"),
     ({"precision": "float16"}, "Unknown precision 'float16'"),
     ({"gradient_checkpointing": True}, "these observations are numbers"),
-    ({"heads": 3}, "dim=16 is not a multiple of heads=3"),
+    ({"heads": 3}, "width must be an even multiple of heads, 3, not 16"),
+    ({"sequence_length": 1, "context": 1}, "sequence_length must be at least 2, not 1"),
+    ({"unimix": 1.0}, "unimix is a share from 0 to below 1"),
 ]
 
 

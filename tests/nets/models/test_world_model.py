@@ -95,9 +95,11 @@ def test_rows_beyond_the_sequence_are_all_of_them() -> None:
         torch.testing.assert_close(found, model.loss(decoder(features), obs))
 
 
-def test_a_patch_that_does_not_fit_is_named() -> None:
+def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match=r"patch 16 does not fit images of 32 pixels. Use one of 1, 2, 4, 8\."):
         Images(SPACE, 2, 16)
+    with pytest.raises(UserError, match="Did you mean 'convs'"):
+        Images(SPACE, 2, 1, "conv")
 
 
 def test_without_gradient_few_images_at_a_time_give_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,7 +284,7 @@ MISTAKES = [
     ({"kind": "gru", "size": 0}, {}, "size must be at least 1"),
     ({"kind": "gtrxl", "window": 0}, {}, "window must be at least 1"),
     ({"kind": "gtrxl", "size": 9, "heads": 2}, {}, "multiple of its 2 heads"),
-    ({"kind": "transformer", "size": 9, "heads": 2}, {}, "dim=9 is not a multiple of heads=2"),
+    ({"kind": "transformer", "size": 9, "heads": 2}, {}, "an even multiple of 2 heads, not 9"),
     ({"kind": "gru"}, {"backbone": "share"}, "Did you mean 'shared'"),
     (None, {"backbone": "share"}, "Did you mean 'shared'"),
     (None, {"backbone": "separate"}, "no effect without a memory"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +73,20 @@ def same(apart: Rows, together: Rows) -> None:
         assert {key: metrics[key] for key in expected} == expected
 
 
-def _steps(module: Any, config: Any, fleet: Any, task: str = "CartPole-v1") -> Rows:
-    state = module.build(config, make(task, num_envs=1).spaces)
-    return ((step, m, weights(s)) for step, m, s in learner.train(module, config, state, fleet))
+def learned(module: Any, config: Any, fleet: Any, task: str = "CartPole-v1") -> Iterator[tuple[int, Any, Any]]:
+    """Steps, metrics and the State of a run with actors."""
+    return learner.train(module, config, module.build(config, make(task, num_envs=1).spaces), fleet)
+
+
+def steps(module: Any, config: Any, fleet: Any, task: str = "CartPole-v1") -> Rows:
+    """The same as `alone`, of a run with actors, as it comes."""
+    return ((step, m, weights(s)) for step, m, s in learned(module, config, fleet, task))
 
 
 def _apart(
     module: Any, config: Any, fleet: Any, task: str = "CartPole-v1"
 ) -> list[tuple[int, dict[str, float], torch.Tensor]]:
-    return list(_steps(module, config, fleet, task))
+    return list(steps(module, config, fleet, task))
 
 
 def _late(take: Any) -> Any:
@@ -111,7 +116,7 @@ def _late(take: Any) -> Any:
 def test_without_staleness_it_is_the_synchronous_run(module: Any, config: Any, task: str) -> None:
     """One actor in lockstep: bit for bit what `train` does in one process."""
     together = alone(module, config, task, make(task, num_envs=4))
-    same(_steps(module, config, _fleet(module, config, env=lambda: make(task, num_envs=4)), task), together)
+    same(steps(module, config, _fleet(module, config, env=lambda: make(task, num_envs=4)), task), together)
 
 
 @sabotaged_by("foresight.runtime.distributed.actors.get_weights", _late)
@@ -126,7 +131,7 @@ def test_with_a_replay_too_lockstep_is_the_run_of_one_process(
     """Its rows reach the replay as if its envs were here: the same draws, the same gradient steps, bit for bit."""
     monkeypatch.setattr(module, "REPORT", 50)
     together = alone(module, config, task, make(task, num_envs=2))
-    same(_steps(module, config, _fleet(module, config, env=lambda: make(task, num_envs=2)), task), together)
+    same(steps(module, config, _fleet(module, config, env=lambda: make(task, num_envs=2)), task), together)
 
 
 def _rows_of(config: dqn.Config, fleet: Any) -> Any:

@@ -10,9 +10,8 @@ import pytest
 
 from foresight.algorithms.world import dreamer, storm, tdmpc2
 from foresight.envs.make import make
-from foresight.runtime.distributed import actors, learner
-from tests.algorithms.states import weights
-from tests.runtime.distributed.test_actors import alone, same
+from foresight.runtime.distributed import actors
+from tests.runtime.distributed.test_actors import alone, learned, same, steps
 from tests.sabotage import sabotaged_by
 
 SMALL: dict[str, Any] = {
@@ -46,11 +45,6 @@ def _collectors(module: Any, config: Any, task: str, count: int = 1) -> list[act
     return [actors.Collector(name, dataclasses.asdict(share), envs, i, 0) for i in range(count)]
 
 
-def _apart(module: Any, config: Any, task: str, fleet: Any) -> Any:
-    state = module.build(config, make(task, num_envs=1).spaces)
-    return [(step, metrics, weights(s), s) for step, metrics, s in learner.train(module, config, state, fleet)]
-
-
 @sabotaged_by("foresight.runtime.distributed.actors.load_weights", lambda f: lambda state, weights: None)
 @pytest.mark.parametrize(("module", "config", "task"), CASES, ids=NAMES)
 def test_without_staleness_it_is_the_run_of_one_process(
@@ -60,8 +54,7 @@ def test_without_staleness_it_is_the_run_of_one_process(
     monkeypatch.setattr(module, "REPORT", 48)
     together = alone(module, config, task, make(task, num_envs=2))
     assert [step for step, *_ in together] == [48, 96]
-    state, actor = module.build(config, make(task, num_envs=1).spaces), actors.Inline(_collectors(module, config, task))
-    same(((step, m, weights(s)) for step, m, s in learner.train(module, config, state, actor)), together)
+    same(steps(module, config, actors.Inline(_collectors(module, config, task)), task), together)
 
 
 class Eager:
@@ -126,7 +119,7 @@ def test_acting_waits_for_one_gradient_step_at_most(
         return update(*args)
 
     monkeypatch.setattr(module, "update", noted)
-    *_, (_, metrics, _, state) = _apart(module, config, task, fleet)
+    *_, (_, metrics, state) = learned(module, config, fleet, task)
     assert state.gradient_steps > 4 and metrics["lag"] == 1
     first = [event for event, _ in fleet.events].index("gradient step")
     for actor in range(2):
@@ -139,7 +132,7 @@ def test_acting_waits_for_one_gradient_step_at_most(
 def test_two_actors_store_their_own_environments() -> None:
     """A row's latent is that of acting there, and CartPole's next position follows from its velocity."""
     config = dataclasses.replace(DREAMER, max_lag=2, learning_starts=90)
-    *_, (_, _, _, state) = _apart(dreamer, config, "CartPole-v1", Eager(_collectors(dreamer, config, "CartPole-v1", 2)))
+    *_, (_, _, state) = learned(dreamer, config, Eager(_collectors(dreamer, config, "CartPole-v1", 2)))
     inside = 0
     for stream in state.replay.streams:
         rows, held = stream.storage, len(stream)
