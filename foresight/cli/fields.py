@@ -132,7 +132,7 @@ def options(pairs: Sequence[str], option: str = "--env-options") -> dict[str, An
             raise UserError(f"{option} takes key=value, not '{pair}'.")
         try:
             parsed = yaml.load(value, _loader())
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError) as error:
             raise UserError(f"{option} {pair}: {value!r} is not valid YAML. Quote it if it is a text.") from error
         found[name if isinstance(parsed, dict) else name.replace("-", "_")] = parsed  # options of one of several tasks
     return found

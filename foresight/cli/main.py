@@ -29,7 +29,10 @@ ADVICE = {
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }  # fmt: skip
 # How torch reports it, on a CPU and on a GPU: as a RuntimeError, which is also raised for bugs.
-OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+OUT_OF_MEMORY = (  # in what torch and numpy raise; the last two for sizes that no machine has
+    "can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed",
+    "array is too big",
+)  # fmt: skip
 # The extra that installs each module; a module that is not listed is installed under its own name.
 EXTRA_OF = {
     "ale_py": "atari", "cv2": "atari", "Box2D": "box2d", "mujoco": "mujoco", "minigrid": "minigrid",
@@ -81,7 +84,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if error.errno not in ADVICE:
             raise
         return _fail(f"{error.strerror}: {error.filename or 'the disk'}. {ADVICE[error.errno]}")
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ValueError) as error:
         if not (isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)):
             raise
         return _fail(

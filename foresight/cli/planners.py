@@ -29,7 +29,7 @@ def plan(
         problem: DOMAIN-SIZE such as gripper-4 (or with a seed, gripper-4-7), or DOMAIN.pddl,PROBLEM.pddl.
         search: breadth-first, A*, greedy best-first, or downward: Fast Downward (lama-first), if it is installed.
         heuristic: of astar and gbfs; with hmax or blind, A* finds a shortest plan.
-        seconds: time limit.
+        seconds: time limit of grounding, and of the search after it.
         max_states: maximum number of states that a search keeps.
         validate: a plan file to validate instead: the step that fails, and what would repair it.
         out: write the plan to this file.
@@ -61,7 +61,7 @@ def plan(
             raise UserError(f"The goal of {found.name} is true in its initial state: the empty plan solves it.")
         result = downward.plan(found, seconds)
     else:
-        result = searches.search(make.solvable(found), search, heuristic, seconds, max_states)
+        result = searches.search(make.solvable(found, seconds), search, heuristic, seconds, max_states)
     if result.plan is not None and not (verdict := validator.validate(found, result.plan)).valid:
         raise UserError(f"The plan of {search} is not valid: {verdict.message}")
     text = "".join(f"{step}\n" for step in result.plan or ())

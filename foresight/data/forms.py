@@ -22,6 +22,7 @@ import importlib
 import io
 import itertools
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ SPEAKERS = {  # of ShareGPT, with their roles
     "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
     "function_response": "tool", "function_call": "assistant",
 }  # fmt: skip
+MOST_FILES = 10_000  # in the folder of a data set
 LARGEST = 1e38  # of a margin: the loss computes in float32
 FORMS = ("preference", "stepwise", "labeled", "demonstration", "prompt")
 REPLY = "_reply"  # the column of a completion that calls tools, as a message; `reply` may be the user's
@@ -55,17 +57,30 @@ def read(path: str) -> list[dict[str, Any]]:
         return _READERS[kind](path, _text(file))
     if kind in (*_READERS, ".parquet") and not file.exists():
         raise UserError(f"There is no file {path}.")
+    whole = file.is_dir() and (file / "dataset_info.json").is_file()
+    if file.is_dir() and not whole:
+        _require_a_data_set(file)
     datasets = importlib.import_module("datasets")
     try:
         if kind == ".parquet":
             table = datasets.load_dataset("parquet", data_files=str(file), split="train")
-        elif file.is_dir() and (file / "dataset_info.json").is_file():
+        elif whole:
             table = datasets.load_from_disk(str(file))
         else:
             table = datasets.load_dataset(path, split="train")
     except Exception as error:  # the package raises many types of errors
         raise UserError(f"Cannot load the dataset {path}: {error}") from error
     return [dict(row) for row in table]
+
+
+def _require_a_data_set(folder: Path) -> None:
+    """Raise UserError for a folder of too many files: `datasets` would look at them all, and copy what it can read."""
+    names = itertools.chain.from_iterable(names for _, _, names in os.walk(folder))
+    if sum(1 for _ in itertools.islice(names, MOST_FILES + 1)) > MOST_FILES:
+        raise UserError(
+            f"{folder} is a folder of more than {MOST_FILES:,} files, which is no data set: name its file with rows, "
+            "or the folder of the data set."
+        )
 
 
 def _text(file: Path) -> str:

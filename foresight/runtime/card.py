@@ -280,7 +280,7 @@ def _front(file: Path) -> dict[str, Any]:
     try:
         parts = file.read_text(encoding="utf-8").split("---\n", 2)
         found = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else {}
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
 

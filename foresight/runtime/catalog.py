@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+DEEP = 5_000  # openings of lists and maps, which may all be nested, that libyaml reads
 BUNDLED = ROOT / "trained"  # agents that come with the package
 FAMILIES = (
     "tabular", "value", "policy", "search", "world", "sequence", "imitation", "language",
@@ -230,11 +231,14 @@ def read_source(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """The contents of a YAML file of plain values."""
+    """The contents of a YAML file of plain values. Raises RecursionError for one that may be nested too deep."""
     import yaml
 
-    # libyaml if PyYAML was built with it: `foresight list` reads every preset, half of its time in pure Python.
-    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    text = path.read_text(encoding="utf-8")
+    # libyaml if PyYAML was built with it: `foresight list` reads every preset, half of its time in pure Python. But it
+    # has no limit of nesting: twelve thousand brackets may overflow the stack, which ends the process.
+    deep = sum(text.count(opening) for opening in ("[", "{", "- ", "? ")) > DEEP
+    return yaml.load(text, yaml.SafeLoader if deep else getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def read_mapping(path: Path, fix: str = "It was edited or is incomplete.") -> dict[str, Any]:

@@ -61,7 +61,7 @@ def pull(name: str) -> Path:
         raise UserError(
             f"{name} holds no run of foresight. A language model of the hub is given by its id: --model {name}"
         )
-    document = legacy.document(catalog.read_yaml(folder / "config.yaml") or {})  # old names are names too
+    document = legacy.document(catalog.read_mapping(folder / "config.yaml"))  # old names are names too
     algorithm = str(document.get("algorithm"))
     if algorithm not in catalog.algorithms():
         raise UserError(

@@ -214,6 +214,7 @@ def resume(
         resolved.staleness,
         resolved.keep,
         resolved.checkpoint_every,
+        keep_optimizer,
     )
     _check_record(resolved, record)
     with lock.held(path):  # first: a process that trains here until now may save a newer checkpoint

@@ -16,7 +16,7 @@ import yaml
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog, kinds, lock, run
 from foresight.runtime.checkpoints import checkpoint
-from foresight.runtime.config import config_fields, resolve, settings
+from foresight.runtime.config import config_fields, effects, resolve, settings
 from foresight.runtime.evaluation import evaluate
 from foresight.training.options import field_types
 
@@ -143,7 +143,7 @@ def tune(
             callback = _pruner(trial, catalog.entry(name).metrics, total, optuna) if prune else None
             finished = run.train(
                 name, **dict[str, Any](env), out=path / "trials" / f"{trial.number:05d}", show=False, device=device,
-                callbacks=[callback] if callback else [], **given,
+                callbacks=[callback] if callback else [], **effects.used(resolved.config, given),
             )  # fmt: skip
             assert finished.evaluation is not None  # the run has ended
             trial.set_user_attr("mean", float(finished.evaluation.mean))
@@ -170,6 +170,7 @@ def tune(
             raise UserError(f"None of {len(study.trials)} trials succeeded. The last one failed with: {reason}")
         best = study.best_trial
         values = {field: _plain(best.distributions[field], value) for field, value in best.params.items()}
+        values = effects.used(resolved.config, values)
         command = shlex.join(
             ["foresight", "train", name, *(["--preset", resolved.preset] if resolved.preset else [])]
             + ([] if resolved.preset else [f"--{kinds.get(resolved.kind).option}", resolved.env])
@@ -254,7 +255,7 @@ def search_space(
         space = {str(field): _range(name, str(field), given, config) for field, given in document.items()}
     else:
         hints = field_types(catalog.config_class(name))
-        guesses = {field: _guess(field, value, hints[field]) for field, value in config.items()}
+        guesses = {field: _guess(field, value, hints[field]) for field, value in effects.used({}, config).items()}
         space = {field: guess for field, guess in guesses.items() if guess is not None}
     for field in only:
         if field not in config:

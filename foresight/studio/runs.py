@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
+import sys
 import threading
 import time
 from array import array
@@ -428,7 +430,10 @@ def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def _is_row(row: object) -> bool:
-    return isinstance(row, dict) and _is_number(row.get("step"))
+    """Whether this is a row of a log: it has a step, and no whole number that is too large for a float."""
+    if not isinstance(row, dict) or not _is_number(row.get("step")) or not math.isfinite(row["step"]):
+        return False
+    return all(_is_number(value) for value in row.values() if type(value) is int)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -449,14 +454,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        with file.open(encoding="utf-8") as stream:
-            found = yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return catalog.read_mapping(file)
+    except UserError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _flat(document: dict[str, Any], before: str = "") -> dict[str, Any]:
@@ -483,4 +484,5 @@ def _number(value: object, otherwise: float = 0.0) -> float:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value of a file is a number that a float can hold."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < sys.float_info.max)

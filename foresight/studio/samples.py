@@ -197,4 +197,7 @@ def _brief(row: dict[str, Any]) -> dict[str, Any]:
 
 def _reward(row: dict[str, Any], otherwise: float) -> float:
     reward = row.get("reward")
-    return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else otherwise
+    try:
+        return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else otherwise
+    except OverflowError:  # a whole number of hundreds of digits
+        return otherwise

@@ -82,7 +82,11 @@ class Thoughts:
             if self._read.get(file, (None,))[0] != changed:
                 try:
                     document = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-                    examples = [one for one in document["examples"] if isinstance(one["results"], list)]
+                    examples = [
+                        {**one, "results": [result for result in one["results"] if isinstance(result, dict)]}
+                        for one in document["examples"]
+                        if isinstance(one["results"], list)
+                    ]
                 except (OSError, ValueError, KeyError, TypeError, RecursionError):
                     examples = []  # written by an older version, or being written
                 self._read = {**dict(list(self._read.items())[-3:]), file: (changed, examples)}
@@ -91,11 +95,14 @@ class Thoughts:
 
 def _cut(result: dict[str, Any]) -> dict[str, Any]:
     """A result with at most `MOST` thoughts of its tree; `hidden` is how many are left out."""
-    tree = result.get("tree") or {}
-    nodes = tree.get("nodes") or []
+    tree = result.get("tree")
+    tree = tree if isinstance(tree, dict) else {}
+    nodes = tree.get("nodes")
+    nodes = nodes if isinstance(nodes, list) else []
     return {**result, "tree": {**tree, "nodes": nodes[:MOST]}, "hidden": max(0, len(nodes) - MOST)}
 
 
 def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:
     rows = report.get("rows")
-    return [row for row in rows if isinstance(row, dict) and "method" in row] if isinstance(rows, list) else []
+    found = rows if isinstance(rows, list) else []
+    return [row for row in found if isinstance(row, dict) and isinstance(row.get("method"), str)]

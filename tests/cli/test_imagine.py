@@ -26,7 +26,7 @@ SMALL = {
 
 STORM = {
     "num_envs": 4, "rollout_steps": 4, "learning_starts": 100, "train_every": 50, "batch_size": 8,
-    "sequence_length": 8, "replay_size": 2_000, "horizon": 3, "context": 2, "imagined_batch": 16, "width": 16,
+    "sequence_length": 8, "replay_size": 2_000, "horizon": 3, "context": 2, "width": 16,
     "sequence_layers": 1, "heads": 2, "groups": 4, "classes": 4, "units": 16, "layers": 1, "depth": 1,
 }  # fmt: skip
 TDMPC2 = {

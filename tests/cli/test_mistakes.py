@@ -140,6 +140,12 @@ def test_what_an_environment_cannot_do_is_reported(push: Path, call: Callable) -
             "not enough memory (can't allocate memory: you tried to allocate 8 bytes. Error). Lower",
         ),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0"), 2, "Tried to allocate 2 GiB). Lower"),
+        (
+            RuntimeError("Storage size calculation overflowed with sizes=[64, 99]"),
+            2,
+            "overflowed with sizes=[64, 99]).",
+        ),
+        (ValueError("array is too big; `arr.size` is larger"), 2, "There is not enough memory (array is too big;"),
         (KeyboardInterrupt("Stopped. Continue with: foresight resume r"), 130, "foresight resume r"),
         (KeyboardInterrupt(), 130, ""),
     ],

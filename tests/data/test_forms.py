@@ -162,6 +162,15 @@ def test_a_file_that_cannot_be_read_is_reported_with_its_line(tmp_path, name, da
         forms.read(str(tmp_path / name))
 
 
+def test_a_folder_that_is_no_data_set_is_not_searched(tmp_path, monkeypatch):
+    monkeypatch.setattr(forms, "MOST_FILES", 2)
+    (tmp_path / "inner").mkdir()
+    for name in ("a.txt", "b.txt", "inner/c.txt"):
+        (tmp_path / name).write_text("a")
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder of more than 2 files, which is no data set: name"):
+        forms.read(str(tmp_path))
+
+
 def leaking(original):
     def split(name, examples, held_out, seed, grader):
         return TextTask(name, examples, examples[:100], grader)

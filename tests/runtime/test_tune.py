@@ -205,6 +205,17 @@ def test_ranges_from_the_fields_themselves() -> None:
     assert guessed["gamma"] == tune.Range(choices=tuple(tune.CHOICES["gamma"]))
     assert tune._guess("hidden", 64, int) is None  # of pretrain, which has one number there
     assert guessed["seed"] is guessed["steps"] is guessed["threads"] is None
+    searched = tune.search_space("dreamer", config_fields.fields("dreamer", {}))
+    assert "dynamics_coef" in searched and "redundancy_coef" not in searched  # that is for a model without a decoder
+
+
+def test_a_trial_is_without_fields_that_it_turns_off(
+    tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]
+) -> None:
+    ranges.write_text("learning_rate: [0.5]\nmemory: [null, gru]\nmemory_size: [32]\n")
+    found = _tune(tmp_path, ranges, 8)
+    assert {(call["memory"], call.get("memory_size")) for call in trained} == {(None, None), ("gru", 32)}
+    assert ("memory_size" in found.fields) == (found.fields["memory"] == "gru") == ("--memory-size" in found.command)
 
 
 @pytest.mark.parametrize("name", [file.stem for file in (tune.catalog.ROOT / "presets" / "ranges").glob("*.yaml")])

@@ -173,6 +173,8 @@ def test_broken_and_deleted_runs_leave_the_others(tmp_path: Path) -> None:
     gone = make(tmp_path / "gone", rows(3))
     binary = make(tmp_path / "binary", rows(2))
     (binary / "metrics.jsonl").write_bytes(b"\xff\xfe\x00garbage\n[1, 2]\n" + b'{"step": 5, "return": 1.0}\n')
+    with (binary / "metrics.jsonl").open("a") as log:
+        log.write('{"step": NaN}\n{"step": 1e999}\n{"step": 6, "seconds": 1' + "0" * 400 + "}\n")
     empty = make(tmp_path / "empty", rows(2))
     (empty / "metrics.jsonl").write_text('{"step": 5, "seconds": null, "return": 1.0}\n')
     (empty / "summary.json").write_text('{"steps": null}')

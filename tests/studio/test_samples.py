@@ -72,6 +72,8 @@ def test_search_reads_every_turn(run: Path) -> None:
     assert samples.page(rows, search="LET ME SEE")["total"] == 3
     assert samples.page(rows, search="nowhere")["total"] == 0
     assert [row["index"] for row in samples.page(rows, sort="best")["rows"]] == [2, 1, 0, 3]
+    rows[2]["reward"] = 10**400  # no float can hold it
+    assert samples.page(rows, sort="best")["rows"][0]["index"] == 1
     with pytest.raises(UserError, match="order"):
         samples.page(rows, sort="random")
 

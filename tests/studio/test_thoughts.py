@@ -70,6 +70,9 @@ def test_what_is_not_there_is_named(client: TestClient, path: str, words: str) -
     assert answer.status_code == 400 and words in answer.json()["error"]
 
 
+EDITED = [{"results": [3, {"method": "a", "budget": 8, "tree": tree}]} for tree in (True, {"nodes": True})]
+
+
 def test_broken_old_and_large_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"method": HOSTILE, "budget": 8, "accuracy": 0.5}]
     for name, report, examples in (
@@ -77,6 +80,7 @@ def test_broken_old_and_large_reports(tmp_path: Path, monkeypatch: pytest.Monkey
         ("empty", "{}", "{}"),
         ("old", json.dumps({"task": "t", "rows": rows}), None),
         ("wrong", json.dumps({"task": "t", "rows": rows}), '{"examples": [{"results": 3}, 4]}'),
+        ("list", json.dumps({"task": "t", "rows": [{"method": ["m"]}, *rows]}), json.dumps({"examples": EDITED})),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "think.json").write_text(report)
@@ -89,7 +93,11 @@ def test_broken_old_and_large_reports(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(thoughts, "MOST", 20)
     client = TestClient(app.create([tmp_path]), base_url="http://127.0.0.1:8765")
     listed = {one["name"]: one for one in client.get("/api/thoughts").json()}
-    assert set(listed) == {"old", "wrong", "large"}
+    assert set(listed) == {"old", "wrong", "large", "list"}
+    for number, tree in enumerate(({}, {"nodes": []})):
+        shown = client.get(f"/api/thoughts/{listed['list']['id']}/{number}", params={"method": "a", "budget": 8}).json()
+        assert {**tree, "nodes": []} == shown["tree"] and shown["hidden"] == 0
+    assert len(client.get(f"/api/thoughts/{listed['list']['id']}").json()["examples"]) == 2
     assert client.get(f"/api/thoughts/{listed['old']['id']}").json()["examples"] == []
     assert client.get(f"/api/thoughts/{listed['wrong']['id']}").json()["examples"] == []
     shown = client.get(f"/api/thoughts/{listed['large']['id']}/0", params={"method": HOSTILE, "budget": 8}).json()

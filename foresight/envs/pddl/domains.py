@@ -43,6 +43,7 @@ TEST: dict[str, dict[str, Range]] = {
 }
 NAMES = tuple(TEST)
 GRIPPERS = 2
+LARGEST = 1_000  # size: a forest has a million cells
 
 
 @functools.cache
@@ -82,6 +83,8 @@ def of_size(name: str, n: int, seed: int = 0) -> Problem:
     domain(name)
     if n < 2:
         raise UserError(f"The size of a problem must be at least 2, not {n}: for example pddl:{name}-2.")
+    if n > LARGEST:
+        raise UserError(f"The size of a problem must be at most {LARGEST:,}, not {n:,}: for example pddl:{name}-20.")
     sizes = {
         "delivery": {"locations": n + 1, "wanted": (n + 1) // 2},
         "ferry": {"locations": n, "cars": n},

@@ -7,7 +7,9 @@ ever deleted. Negative preconditions are ignored in that test unless they are st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,8 +69,12 @@ class Grounded:
         return frozenset(self.atoms[i] for i in np.flatnonzero(flags[: len(self.atoms)]))
 
 
-def ground(problem: Problem) -> Grounded:
-    """The reachable part of a problem. Raises UserError if it has more than three million ground actions."""
+def ground(problem: Problem, seconds: float = math.inf) -> Grounded:
+    """The reachable part of a problem.
+
+    Raises UserError if it has more than three million ground actions, or takes more than `seconds`.
+    """
+    tick = _clock(problem.name, seconds)
     schemas = problem.domain.actions.values()
     fluent = {atom[0] for action in schemas for atom in (*action.add, *action.delete)}
     static: dict[str, list[Atom]] = {}
@@ -77,11 +83,11 @@ def ground(problem: Problem) -> Grounded:
             static.setdefault(atom[0], []).append(atom)
     candidates: list[Action] = []
     for action in schemas:
-        for arguments in _instances(problem, action, fluent, static):
+        for arguments in _instances(problem, action, fluent, static, tick):
             candidates.append(action.bind(arguments))
             if len(candidates) > MOST:
                 raise UserError(f"{problem.name} has more than {MOST:,} ground actions: it is too large to ground.")
-    kept, reached = _reachable(problem, candidates, fluent)
+    kept, reached = _reachable(problem, candidates, fluent, tick)
     kept.sort(key=lambda action: action.name)  # sets have no order that lasts
     changed = {atom for action in kept for atom in (*action.add, *action.delete)} & reached
     always = problem.init - changed  # atoms that no action can make false
@@ -100,8 +106,19 @@ def ground(problem: Problem) -> Grounded:
     )
 
 
+def _clock(name: str, seconds: float) -> Callable[[], None]:
+    """What raises UserError once `seconds` have passed."""
+    end = time.perf_counter() + seconds
+
+    def tick() -> None:
+        if time.perf_counter() > end:
+            raise UserError(f"{name} was not grounded within {seconds:g} seconds: raise --seconds, or make it smaller.")
+
+    return tick
+
+
 def _instances(
-    problem: Problem, action: Action, fluent: set[str], static: Mapping[str, list[Atom]]
+    problem: Problem, action: Action, fluent: set[str], static: Mapping[str, list[Atom]], tick: Callable[[], None]
 ) -> Iterator[tuple[str, ...]]:
     """The arguments for which all static preconditions hold."""
     variables = [variable for variable, _ in action.parameters]
@@ -128,6 +145,7 @@ def _instances(
         return index[atom, fixed].get(tuple(bound.get(atom[i], atom[i]) for i in fixed), [])
 
     def extend(bound: dict[str, str], left: Sequence[Atom]) -> Iterator[dict[str, str]]:
+        tick()
         if left:
             best = max(left, key=lambda atom: sum(term in bound or not term.startswith("?") for term in atom[1:]))
             rest = [atom for atom in left if atom is not best]
@@ -153,12 +171,15 @@ def _instances(
             yield tuple(bound[v] for v in variables)
 
 
-def _reachable(problem: Problem, candidates: list[Action], fluent: set[str]) -> tuple[list[Action], set[Atom]]:
+def _reachable(
+    problem: Problem, candidates: list[Action], fluent: set[str], tick: Callable[[], None]
+) -> tuple[list[Action], set[Atom]]:
     """The actions whose positive preconditions can all become true, and the atoms that can."""
     waiting = [0] * len(candidates)
     users: dict[Atom, list[int]] = {}
     ready: list[int] = []
     for i, action in enumerate(candidates):
+        tick()
         needs = {atom for atom in action.positive if atom[0] in fluent}
         waiting[i] = len(needs)
         for atom in needs:
@@ -169,6 +190,7 @@ def _reachable(problem: Problem, candidates: list[Action], fluent: set[str]) -> 
     queue = list(problem.init)
     kept: list[Action] = []
     while queue or ready:
+        tick()
         while ready:
             action = candidates[ready.pop()]
             kept.append(action)

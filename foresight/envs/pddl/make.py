@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -90,13 +91,13 @@ def make(name: str, max_states: int = 200_000, step_reward: float = -1.0) -> MDP
     return assemble(name, *tables, start, action_names=tuple(names))
 
 
-def solvable(problem: Problem) -> Grounded:
+def solvable(problem: Problem, seconds: float = math.inf) -> Grounded:
     """The grounded problem. Raises UserError if its goal is true already, or can never be reached even without
-    deleting anything.
+    deleting anything, and if grounding takes more than `seconds`.
     """
     if problem.solved(problem.init):
         raise UserError(f"The goal of {problem.name} is true in its initial state: the empty plan solves it.")
-    task = ground(problem)
+    task = ground(problem, seconds)
     if not task.possible:
         raise UserError(f"{problem.name} has no solution: an atom of its goal can never become true.")
     return task

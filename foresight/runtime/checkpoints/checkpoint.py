@@ -20,7 +20,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +99,20 @@ def restore(
     Only `fields` of the State are loaded, if they are given. Optimizers without moments in the checkpoint, see
     `drop_moments`, are named by `"dropped"` in the result, and have none.
 
-    Raises UserError if the checkpoint is truncated or was changed (and names the previous intact one), and
-    if it was made by another algorithm or with another Config. The state is not changed unless all hashes match.
+    Raises UserError if the checkpoint is truncated or was changed (and names the previous intact one), if it is deleted
+    meanwhile, and if it was made by another algorithm or with another Config. The state is not changed unless all
+    hashes match.
     """
     path = Path(path)
     manifest = verify(path)
-    tree = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    with _there(path):
+        tree = json.loads((path / "state.json").read_text(encoding="utf-8"))
     dropped = manifest.get("dropped", [])
     for name in dropped:
         tree["state"][name] = without_moments(tree["state"][name])
     decode = Decoder(shards.Reader(path), device)
     try:
-        with torch.no_grad():
+        with _there(path), torch.no_grad():
             decode.fields(tree["state"], state, only=fields)
             extra = decode(tree["extra"], None, "extra")
     except UserError:  # is a ValueError too; as for a disk that has no room for a replay
@@ -126,8 +128,18 @@ def extra(path: str | Path) -> dict[str, Any]:
     """The `extra` that was saved with the State (see `save`). Verifies the checkpoint first."""
     path = Path(path)
     manifest = verify(path)
-    tree = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    return {**Decoder(shards.Reader(path))(tree["extra"], None, "extra"), "step": manifest["step"]}
+    with _there(path):
+        tree = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        return {**Decoder(shards.Reader(path))(tree["extra"], None, "extra"), "step": manifest["step"]}
+
+
+@contextlib.contextmanager
+def _there(path: Path) -> Iterator[None]:
+    """Raise UserError where a file of an intact checkpoint is gone: a run that trains deletes its oldest ones."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"Checkpoint {path} was deleted while it was read. Try again, for the newest one.") from error
 
 
 def verify(path: str | Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ RUNTIME_KEYS = ("env", "task", "kind", "env_options", "evaluation", "source")  #
 # Each is at least 1.
 COUNTS = ("epochs", "minibatches", "batch_size", "max_batches", "heads", "kv_heads", "predict_tokens", "layers")
 AT_LEAST_0 = ("steps", "seed", "threads", "learning_starts", "centering", "overlong_penalty", "init_std")
+DEEPEST = 1_000  # layers, residual blocks, critics: each is made on its own, and billions would take hours to fail
 ADDED = ("adam_eps", "adam_epsilon", "optimizer_epsilon")  # to the root mean square of gradients, which may be 0
 LARGEST = 2**63  # what a 64-bit integer cannot hold: neither a generator nor a tensor takes it
 SHARES = ("tau", "popart_rate")  # by which targets and moments move: with 0 they never do
@@ -143,6 +144,8 @@ def check(config: dict[str, Any], unit: str = "steps") -> None:
             raise UserError(f"{name} must be at least 0, not {value}.")
         if samples and not value > 0:
             raise UserError(f"{name} must be {'at least 1' if type(value) is int else 'more than 0'}, not {value}.")
+        if (name in ("blocks", "critics") or name.endswith("layers")) and value > DEEPEST:
+            raise UserError(f"{name} must be at most {DEEPEST:,}, not {value:,}.")
         if name in COUNTS and type(value) is int and value < 1:
             raise UserError(f"{name} must be at least 1, not {value}.")
         if (name == "gamma" or name.endswith("_lambda")) and not 0 <= value <= 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import catalog, kinds, legacy
-from foresight.runtime.config import config_fields, paths
+from foresight.runtime.config import config_fields, effects, paths
 from foresight.runtime.config.settings import Settings
 from foresight.runtime.kinds.kind import Kind, fold
 from foresight.training.options import flatten
@@ -38,9 +38,9 @@ def resolve(
 
     An `env` or `task` that has its own preset uses it, and `Settings.note` names it.
     Raises UserError for names that do not exist (algorithm, preset, field), for values of the wrong
-    type, and if no environment is chosen.
+    type, for a field that the others turn off, and if no environment is chosen.
     """
-    check_options(algorithm, actors, ray, completer, staleness, keep, checkpoint_every)
+    check_options(algorithm, actors, ray, completer, staleness, keep, checkpoint_every, keep_optimizer)
     if episodes is not None and episodes < 1:
         raise UserError(f"--evaluation-episodes must be at least 1, not {episodes}.")
     if evaluate_every is not None and evaluate_every < 0:
@@ -82,8 +82,10 @@ def resolve(
     env_options, renamed_options = legacy.env_options(name, env_options or {})
     if "num_envs" in base and "num_envs" in env_options:
         raise UserError(f"num_envs is a Config field of {entry.name}, not an environment option. Use --num-envs.")
-    config = {**base, **config_fields.coerce(algorithm, given)}
+    typed = config_fields.coerce(algorithm, given)
+    config = {**base, **typed}
     config_fields.check(config, entry.unit)
+    effects.check(algorithm, config, typed, actors)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("kind", entry.kind)  # some algorithms take two kinds of environment
     other, name = kinds.get(kind).resolve_name(name, entry)
@@ -122,6 +124,7 @@ def check_options(
     staleness: int | None,
     keep: int,
     checkpoint_every: float | None,
+    keep_optimizer: bool,
 ) -> None:
     """Raise UserError for options of a run, also of a resumed one, that fit neither its algorithm nor each other."""
     if ray is not None and not actors:
@@ -133,10 +136,13 @@ def check_options(
     if checkpoint_every is not None and not checkpoint_every >= 0:
         raise UserError(f"--checkpoint-every must be at least 0, not {checkpoint_every}.")
     entry = catalog.entry(algorithm)
-    if kinds.get(entry.kind).completer:
-        return
-    for option, value in (("completer", completer), ("staleness", staleness)):
-        if value is not None:
+    kind = kinds.get(entry.kind)
+    for option, on, takes in (
+        ("completer", completer is not None, kind.completer),
+        ("staleness", staleness is not None, kind.completer),
+        ("keep-optimizer", keep_optimizer, kind.large_optimizers),
+    ):
+        if on and not takes:
             raise UserError(f"--{option} is for text algorithms: {entry.name} is a '{entry.kind}' algorithm.")
 
 

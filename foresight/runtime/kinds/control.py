@@ -96,7 +96,29 @@ def _single(settings: Settings, render: bool) -> Env:
 
 
 def _notes(settings: Settings, config: object, env: Env) -> list[str]:
-    """How a replay that may not fit into memory is kept on disk."""
+    """Options that the spaces turn off, and how a replay that may not fit into memory is kept on disk."""
+    return [*_turned_off(settings, env), *_large_replay(settings, config, env)]
+
+
+def _turned_off(settings: Settings, env: Env) -> list[str]:
+    from gymnasium import spaces
+
+    from foresight.nets import encoders
+    from foresight.runtime.config import config_fields
+
+    obs, action, found = env.spaces.obs, env.spaces.action, []
+    images = any(encoders.is_image(part) for part in (obs.spaces.values() if isinstance(obs, spaces.Dict) else [obs]))
+    defaults = config_fields.fields(settings.algorithm, {})
+    for name, on, reason in (
+        ("images", images, "observations are no images"),
+        ("log_std", isinstance(action, spaces.Box), "actions are not continuous"),
+    ):
+        if name in defaults and not on and settings.config[name] != defaults[name]:
+            found.append(f"{' '.join(config_fields.option(name, settings.config[name]))} has no effect: {reason}")
+    return found
+
+
+def _large_replay(settings: Settings, config: object, env: Env) -> list[str]:
     from gymnasium import spaces
 
     from foresight.runtime import bench

@@ -106,6 +106,11 @@ PAIRS = """(define (domain d) (:requirements :strips :equality :negative-precond
     :effect (and (joined ?x ?y) (not (free ?x)) (not (free ?y)))))"""
 
 
+def test_grounding_has_a_time_limit():
+    with pytest.raises(UserError, match="gripper-9-9-9 was not grounded within 0 seconds: raise --seconds, or make"):
+        make.solvable(domains.of_size("gripper", 9), seconds=0)
+
+
 def test_equality_is_not_among_the_facts_that_others_get():
     """Fast Downward reads an `=` in :init as the value of a function."""
     text = "(define (problem z) (:domain d) (:objects u v) (:init (free u) (free v)) (:goal (joined u v)))"
@@ -258,6 +263,7 @@ def test_dead_ends_wait_and_bad_names_are_refused():
         ("gripper", "'gripper' is no PDDL problem: write DOMAIN-SIZE"),
         ("griper-3", "Unknown domain 'griper'. Did you mean 'gripper'"),
         ("gripper-1", "must be at least 2, not 1"),
+        ("forest-1000000", "must be at most 1,000, not 1,000,000"),
         ("a.pddl", "must name two files"),
         ("a.pddl,b.pddl", "Cannot read"),
     ):

@@ -364,6 +364,20 @@ def test_damage_is_refused_and_the_previous_one_offered(tmp_path: Path, name: st
         checkpoint.restore(path, box)
 
 
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that trains rotates its checkpoints under who plays it."""
+    path = checkpoint.save(tmp_path, Box(torch.ones(2)), 1)
+    found = checkpoint.verify(path)
+    monkeypatch.setattr(checkpoint, "verify", lambda path: found)
+    for name in ("value.safetensors", "state.json"):
+        (path / name).unlink()
+        for read in (checkpoint.extra, lambda path: checkpoint.restore(path, Box()))[name != "state.json" :]:
+            with pytest.raises(UserError, match=f"Checkpoint {path} was deleted while it was read"):
+                read(path)
+
+
 def test_a_manifest_cannot_lead_out_of_its_directory(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path / "c", Box(1), 1)
     manifest = json.loads((path / "manifest.json").read_text())

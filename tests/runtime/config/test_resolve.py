@@ -12,9 +12,9 @@ import yaml
 from foresight.envs.make import make
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments
-from foresight.runtime.config import resolve
+from foresight.runtime.config import effects, resolve
 from foresight.runtime.config.settings import Settings
-from foresight.training.options import build_config
+from foresight.training.options import build_config, flatten
 from tests.sabotage import sabotaged_by
 
 PLANNERS = ("value_iteration", "policy_iteration", "truncated_policy_iteration", "soft_value_iteration")
@@ -115,6 +115,8 @@ def test_settings_that_no_run_can_have_are_refused(options: dict[str, Any], repo
         ("ppo", "CartPole-v1", {"value_coef": -0.5}, "value_coef must be at least 0, not -0.5: below, the loss"),
         ("dreamer", "CartPole-v1", {"dynamics_coef": -1.0}, "dynamics_coef must be at least 0, not -1.0: below"),
         ("planet", "Pendulum-v1", {"adam_eps": 0.0}, "adam_eps must be more than 0, not 0.0"),
+        ("planet", "Pendulum-v1", {"layers": 10**9}, "layers must be at most 1,000, not 1,000,000,000"),
+        ("tdmpc2", "Pendulum-v1", {"critics": 10**9}, "critics must be at most 1,000, not 1,000,000,000"),
     ],
 )
 def test_settings_of_optimizers_are_checked(algorithm: str, env: str, given: dict[str, float], reported: str) -> None:
@@ -145,6 +147,47 @@ def test_a_rate_of_moments_is_a_share(rate: float) -> None:
             resolve.resolve(name, env="CartPole-v1", given={"popart_rate": rate})
 
 
+UNREAD = [
+    ("dqn", "CartPole-v1", {"value_range": (0.0, 1.0)}, "value_range has no effect with values points, only with"),
+    ("dqn", "CartPole-v1", {"max_lag": 3}, "max_lag has no effect with actors 0, only with --actors: change that too"),
+    ("sac", "Pendulum-v1", {"memory_size": 8}, "memory_size has no effect with memory None, only with a --memory"),
+    ("sac", "Pendulum-v1", {"memory": "gru", "memory_heads": 8}, "memory_heads has no effect with memory gru"),
+    (
+        "act",
+        "Pendulum-v1",
+        {"action_steps": 4},
+        "action_steps has no effect with ensemble 0.01, only with --ensemble None",
+    ),
+    ("alphago", "tic_tac_toe", {"games": "a.sgf", "random_moves": 1}, "random_moves has no effect with games a.sgf"),
+    ("alphazero", "tic_tac_toe", {"c_init": 2.0}, "c_init has no effect with rule gumbel, only with --rule puct"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "env", "given", "reported"), UNREAD)
+def test_a_field_that_others_turn_off_is_refused(
+    algorithm: str, env: str, given: dict[str, Any], reported: str
+) -> None:
+    with pytest.raises(UserError, match=reported):
+        resolve.resolve(algorithm, env=env, given=given)
+
+
+def test_a_field_is_taken_where_it_has_an_effect_or_was_not_given() -> None:
+    assert resolve.resolve("sac", env="Pendulum-v1", given={"memory": "gtrxl", "memory_heads": 8}).config["memory"]
+    assert resolve.resolve("dqn", env="CartPole-v1", given={"max_lag": 3}, actors=2).config["max_lag"] == 3
+    assert resolve.resolve("dqn", env="CartPole-v1", given={"value_range": (-10.0, 10.0)})  # the default
+    preset = resolve.resolve("diffusion_policy", preset="PushT-v0", given={"denoiser": "mlp"})
+    assert preset.config["widths"] == (32, 64)  # of the preset, for its U-Net
+    with pytest.raises(UserError, match="--keep-optimizer is for text algorithms: dqn is a 'control' algorithm"):
+        resolve.resolve("dqn", env="CartPole-v1", keep_optimizer=True)
+
+
+def test_every_row_of_effects_is_of_an_algorithm() -> None:
+    configs = [{"actors": 0, **flatten(catalog.config_class(name)())} for name in catalog.algorithms()]
+    for other, turns_on, _, names in effects.ROWS:
+        found = [config[other] for config in configs if {other, *names} <= set(config)]
+        assert found and {turns_on(value) for value in found} <= {True, False}, (other, names)
+
+
 def test_alphazero_starts_at_the_latest_when_its_replay_is_full() -> None:
     """So a larger `learning_starts` than the run has steps is no mistake there."""
     given = {"learning_starts": 5000, "replay_size": 200, "steps": 300}
@@ -167,6 +210,7 @@ def test_alphazero_starts_at_the_latest_when_its_replay_is_full() -> None:
         (lambda text: text + b"preset: 5\n", "preset is 5"),
         (lambda text: text + b"device: 5\n", "device is 5"),
         (lambda text: text.replace(b"every: null", b"every: often"), "evaluation.every is 'often'"),
+        (lambda text: b"? " * 30_000 + b"x", "maximum recursion depth exceeded"),  # libyaml would end the process
     ],
 )
 def test_an_edited_config_that_cannot_be_read_is_a_sentence(tmp_path: Path, change: Any, reported: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foresight.envs.base import EnvError
-from foresight.runtime import run
+from foresight.envs.make import make
+from foresight.runtime import kinds, run
 from foresight.runtime.checkpoints import checkpoint
+from foresight.runtime.config import resolve
 from foresight.runtime.evaluation.evaluate import EVALUATION_SEED
 from tests.envs.control.test_faults import WORDS
 
@@ -58,3 +61,15 @@ def test_a_first_reset_that_fails_reports_how_to_resume(who: int, kept: str, tmp
     text = (path / "config.yaml").read_text().replace("at: 0", "at: 3").replace("when: 1", "when: 1000")
     (path / "config.yaml").write_text(text)
     assert run.resume(path, show=False).evaluation is not None
+
+
+def test_options_of_a_network_that_the_spaces_turn_off_are_noted() -> None:
+    def notes(**given: Any) -> list[str]:
+        settings = resolve.resolve("ppo", env="CartPole-v1", given=given)
+        return kinds.get("control").notes(settings, None, make("CartPole-v1", "control", num_envs=1))
+
+    assert notes() == []
+    assert notes(images="impala", log_std=-1.0) == [
+        "--images impala has no effect: observations are no images",
+        "--log-std -1.0 has no effect: actions are not continuous",
+    ]
