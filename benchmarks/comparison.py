@@ -441,12 +441,15 @@ again.
   DreamerV3 and PPO have one; the others have settings that were written for this benchmark and tried once.
 - A return is the mean of the greedy policy over {curve} episodes, in environments that it was not trained in. "–": the
   minutes were over before. A run that was finished keeps its last return.
-- Minutes are CPU time of training on one thread, without evaluations.
+- Minutes are CPU time of training on one thread, without evaluations.{machines}
 - MuZero and EfficientZero plan by tree search in a learned model (in Pendulum-v1 MuZero is `sampled_muzero`), TD-MPC2
   by MPPI. STORM and DreamerV3 act by a policy that was trained in imagination. PPO, SAC (`sac_discrete` where actions
   are discrete), DQN and IMPALA learn no model.
 - TD-MPC2 has continuous actions only; DQN and EfficientZero have discrete ones only.
 """
+MACHINES = """
+- The seeds were run on machines of different kinds, all agents of one seed on the same, so ranges at equal minutes
+  include the speed of the machine."""
 NOTES = """Within 2% of the range from random actions to the best, several agents are best. `gradient steps` are those
 of the optimizer that made the most. `ms a decision` is CPU time of the greedy policy for one observation. `memory` is
 the peak of the process, beyond what it took before the agent was built."""
@@ -688,7 +691,8 @@ def advice(result: Mapping[str, Any]) -> Iterator[str]:
 
 def page(result: Mapping[str, Any]) -> str:
     """The whole page."""
-    parts = [HEAD.format(curve=CURVE).rstrip()]
+    kinds = {one.get("instructions") for one in result["cells"]}
+    parts = [HEAD.format(curve=CURVE, machines=MACHINES if len(kinds) > 1 else "").rstrip()]
     parts.append("![Return against steps and minutes](media/comparison.png)")
     parts += sections(result)
     parts.append(NOTES)
@@ -736,6 +740,7 @@ def draw(result: Mapping[str, Any]) -> None:
 
 def run(wanted: Sequence[tuple[str, str, int, float]], limit: float, report: Callable[[str], None]) -> None:
     """Run the cells that are missing, each in a process of its own; write the JSON after each."""
+    from foresight.runtime import bench
     from foresight.runtime.checkpoints import checkpoint
 
     began = time.monotonic()
@@ -750,7 +755,7 @@ def run(wanted: Sequence[tuple[str, str, int, float]], limit: float, report: Cal
         if done.returncode:
             report(f"{one} failed")
             continue
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = {**json.loads(done.stdout.splitlines()[-1]), "instructions": bench.instructions()}
         checkpoint.write_atomic(FILE, json.dumps(document([*load(), found]), indent=1) + "\n")
         report(json.dumps({name: value for name, value in found.items() if name != "points"}))
 

@@ -153,7 +153,9 @@ def test_the_page_is_made_from_the_figures(tmp_path: Path) -> None:
     several = [*cells, *(cell(agent, value / 2, 1) for agent, value in agents)]
     text = made["page"](made["document"](several))
     assert "| STORM | imagines | 2 | 94 [62, 125] |" in text and "Cells with one seed" not in text
-    assert made["UNTRAINED"] in " ".join(text.split())
+    assert made["UNTRAINED"] in " ".join(text.split()) and made["MACHINES"] not in text
+    text = made["page"](made["document"]([*several, cell("MuZero", 1.0, 2, instructions="AVX2")]))
+    assert made["MACHINES"] in text and max(len(line) for line in text.splitlines() if line[:1] != "|") <= 120
     noisy = [cell("STORM", 300.0, seed, train_noise=f) for seed, f in ((0, 0.3), (1, 0.3), (0, 1.0))]
     result = made["document"]([*several, *noisy])
     assert result["cells"] == made["document"](several)["cells"] and result["wrong_imagination"] == sorted(
