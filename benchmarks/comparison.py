@@ -407,17 +407,16 @@ def document(every: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     cells = [one for one in every if "train_noise" not in one]
     noisy = sorted((one for one in every if "train_noise" in one), key=key)
-    command = [
-        "python",
-        "benchmarks/comparison.py",
-        "--tasks",
-        *(t for t in TASKS if any(c["task"] == t for c in cells)),
-    ]
+    ran = [task for task in TASKS if any(one["task"] == task for one in cells)]
+    command = ["python", "benchmarks/comparison.py", *(["--tasks", *ran] if len(ran) < len(TASKS) else [])]
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for one in cells:
+        seeds.setdefault((one["task"], one["agent"]), set()).add(one["seed"])
     order = {(task, agent): i for i, (task, agent) in enumerate((t, a) for t in TASKS for a in TASKS[t].agents)}
     return {
         "what": "planners, agents that imagine, and model-free ones at equal steps and at equal minutes",
         "command": shlex.join([*command, "--seeds", *(str(s) for s in sorted({c["seed"] for c in cells}))]),
-        "seeds": sorted({c["seed"] for c in cells}),
+        "seeds": sorted(set.intersection(*seeds.values())) if seeds else [],  # that every agent has
         "reached": reached(cells),
         "seconds": round(sum(c["seconds"] for c in every), 1),
         "versions": bench.versions(),
@@ -448,8 +447,8 @@ again.
 - TD-MPC2 has continuous actions only; DQN and EfficientZero have discrete ones only.
 """
 MACHINES = """
-- The seeds were run on machines of different kinds, all agents of one seed on the same, so ranges at equal minutes
-  include the speed of the machine."""
+- Cells were run on machines of different kinds, those of a seed mostly on the same, so ranges at equal minutes include
+  the speed of the machine."""
 NOTES = """Within 2% of the range from random actions to the best, several agents are best. `gradient steps` are those
 of the optimizer that made the most. `ms a decision` is CPU time of the greedy policy for one observation. `memory` is
 the peak of the process, beyond what it took before the agent was built."""
