@@ -94,7 +94,7 @@ def _alive(pid: int) -> bool:
 
 def test_actors_of_several_nodes_die_and_the_learner_continues(nodes: Any) -> None:
     config = impala.Config(steps=20_000, **FIELDS)
-    fleet = _fleet(nodes, "impala", 2, steps=config.steps, **FIELDS)
+    fleet = _fleet(nodes, "impala", 2, **dataclasses.asdict(config))  # all fields: none is of a preset
     pids = fleet.pids()
     homes = set(ray.get([actor.__ray_call__.remote(_node) for actor in fleet._actors]))
     assert len(homes) == 2  # one actor on each node
