@@ -629,14 +629,17 @@ def trained_wrong(cells: Sequence[dict[str, Any]], noisy: Sequence[dict[str, Any
 
 
 def kept(result: Mapping[str, Any], kind: str) -> list[tuple[str, float]]:
-    """`task, agent` and the share of the range from random to no noise that is left at the largest noise."""
-    found = []
+    """`agent in task` and the share of the range from random to no noise that is left at the largest noise.
+
+    A mean over the seeds that have learned.
+    """
+    found: dict[str, list[float]] = {}
     for one in result["cells"]:
         gain = one["noise"]["0.0"] - one["random"]
         if one["wrong"] and KINDS[one["agent"]] == kind and gain > 0.2 * max(abs(one["random"]), 0.2):
             left = (one["noise"][str(NOISE[-1])] - one["random"]) / gain
-            found.append((f"{one['agent']} in {one['task']}", left))
-    return found
+            found.setdefault(f"{one['agent']} in {one['task']}", []).append(left)
+    return [(name, statistics.fmean(shares)) for name, shares in found.items()]
 
 
 def wrapped(lines: Sequence[str]) -> str:

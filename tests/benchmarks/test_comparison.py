@@ -153,6 +153,7 @@ def test_the_page_is_made_from_the_figures(tmp_path: Path) -> None:
     several = [*cells, *(cell(agent, value / 2, 1) for agent, value in agents)]
     text = made["page"](made["document"](several))
     assert "| STORM | imagines | 2 | 94 [62, 125] |" in text and "Cells with one seed" not in text
+    assert text.count("MuZero in CartPole-v1 ") == 1 and "MuZero in CartPole-v1 19%" in text  # (21 + 17) / 2
     assert made["UNTRAINED"] in " ".join(text.split()) and made["MACHINES"] not in text
     uneven = made["document"]([*several, cell("MuZero", 1.0, 2, instructions="AVX2")])
     assert uneven["seeds"] == [0, 1] and uneven["command"].endswith("--tasks CartPole-v1 --seeds 0 1 2")
