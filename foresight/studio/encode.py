@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -42,3 +43,13 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _finite(one) for name, one in value.items()}
     return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def number(value: object, otherwise: float = 0.0) -> float:
+    """A number of a file that may hold anything."""
+    return float(value) if is_number(value) else otherwise  # type: ignore[arg-type]  # checked
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a file is a number that a float can hold."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < sys.float_info.max)

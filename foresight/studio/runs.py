@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 import threading
 import time
 from array import array
@@ -27,6 +26,7 @@ from foresight.runtime import catalog
 from foresight.runtime.monitoring import log
 from foresight.runtime.monitoring.health import Health
 from foresight.studio import samples
+from foresight.studio.encode import is_number, number
 
 PIECE = 4_000_000  # bytes of a log that are parsed at a time: no other thread runs meanwhile
 COMPARED = 50  # runs whose curves are drawn together, and whose columns are kept
@@ -82,7 +82,7 @@ class Columns:
         for row in _parsed(lines):
             index = len(self.steps)
             self.steps.append(float(row["step"]))
-            self.seconds.append(_number(row.get("seconds")))
+            self.seconds.append(number(row.get("seconds")))
             numbers = {}
             for name, value in row.items():
                 if name in ("step", "seconds") or isinstance(value, bool) or not isinstance(value, int | float):
@@ -355,7 +355,7 @@ def _facts(run: Path) -> dict[str, Any] | None:
     entry = catalog.algorithms().get(algorithm)
     given = config.get("config")
     fields: dict[str, Any] = given if isinstance(given, dict) else {}
-    shown = next((name for name in (entry.metrics if entry else ()) if _is_number(last.get(name))), None)
+    shown = next((name for name in (entry.metrics if entry else ()) if is_number(last.get(name))), None)
     return {
         "id": identity(run),
         "name": run.name,
@@ -375,7 +375,7 @@ def _facts(run: Path) -> dict[str, Any] | None:
         "baseline": summary.get("baseline"),
         "unhealthy": warnings,
         "state": "finished" if summary else "unfinished",
-        "interval": _number(last.get("seconds")) - _number(before.get("seconds")) if before else 0.0,
+        "interval": number(last.get("seconds")) - number(before.get("seconds")) if before else 0.0,
         "changed": max(stamp(run / log.METRICS), stamp(run / "config.yaml"), stamp(run / "summary.json")),
     }
 
@@ -383,7 +383,7 @@ def _facts(run: Path) -> dict[str, Any] | None:
 def _summary(run: Path, step: int) -> dict[str, Any]:
     """The summary of a run; none while it continues after its end, as after `foresight resume RUN --steps N`."""
     summary = read_json(run / "summary.json")
-    return {} if step > _number(summary.get("steps"), step) else summary
+    return {} if step > number(summary.get("steps"), step) else summary
 
 
 def _last_rows(file: Path, count: int) -> list[dict[str, Any]]:
@@ -431,9 +431,9 @@ def _parsed(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 def _is_row(row: object) -> bool:
     """Whether this is a row of a log: it has a step, and no whole number that is too large for a float."""
-    if not isinstance(row, dict) or not _is_number(row.get("step")) or not math.isfinite(row["step"]):
+    if not isinstance(row, dict) or not is_number(row.get("step")) or not math.isfinite(row["step"]):
         return False
-    return all(_is_number(value) for value in row.values() if type(value) is int)
+    return all(is_number(value) for value in row.values() if type(value) is int)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -476,13 +476,3 @@ def stamp(file: Path) -> float:
         return file.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _number(value: object, otherwise: float = 0.0) -> float:
-    """A number of a file that may hold anything."""
-    return float(value) if _is_number(value) else otherwise  # type: ignore[arg-type]  # checked
-
-
-def _is_number(value: object) -> bool:
-    """Whether a value of a file is a number that a float can hold."""
-    return isinstance(value, float) or (type(value) is int and abs(value) < sys.float_info.max)

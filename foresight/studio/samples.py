@@ -16,6 +16,7 @@ from typing import Any
 
 from foresight.envs.tools import tool
 from foresight.errors import UserError, unknown
+from foresight.studio.encode import number
 
 ORDERS = ("step", "best", "worst", "team")
 LONGEST = 200  # rows of a page
@@ -87,7 +88,7 @@ def page(
         found.sort(key=lambda row: (-_brief(row).get("members", 0), -row["step"]))
     else:
         sign = -1 if sort == "best" else 1
-        found.sort(key=lambda row: sign * _reward(row, math.inf * sign))
+        found.sort(key=lambda row: sign * number(row.get("reward"), math.inf * sign))
     shown = [_brief(row) for row in found[start : start + min(count, LONGEST)]]
     return {"total": len(found), "steps": steps, "held_out_steps": evaluated, "rows": shown}
 
@@ -193,11 +194,3 @@ def _brief(row: dict[str, Any]) -> dict[str, Any]:
         return row
     messages, members = _split(row["transcript"])
     return {**row, "transcript": len(messages), "members": _count(members)}
-
-
-def _reward(row: dict[str, Any], otherwise: float) -> float:
-    reward = row.get("reward")
-    try:
-        return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else otherwise
-    except OverflowError:  # a whole number of hundreds of digits
-        return otherwise
