@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import math
 import os
 import signal
 import subprocess
@@ -34,7 +35,6 @@ VIEWS = ("runs", "grid", "search", "imagination", "attention", "thoughts", "agen
 PAGE = Path(__file__).parent / "page"
 COOKIE = "foresight_token"
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
-FRESH = 0.2  # seconds for which clients that ask at once get the same table
 LONGEST_BODY = 100_000  # bytes
 POLICY = (
     "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -251,18 +251,19 @@ def create(
 
 
 class _Table:
-    """The table of runs as JSON, made once for clients that ask at the same time."""
+    """The table of runs as JSON, never older than the request. Clients that ask while one is made share the next."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._lock = threading.Lock()
-        self._made, self._text = -FRESH, b""
+        self._began, self._text = -math.inf, b""
 
     def __call__(self) -> bytes:
+        asked = time.monotonic()
         with self._lock:
-            if time.monotonic() - self._made >= FRESH:
+            if self._began <= asked:
+                self._began = time.monotonic()
                 self._text = encode(self._library.table())
-                self._made = time.monotonic()
             return self._text
 
 

@@ -227,17 +227,17 @@ export const api = {
     if (!exported) return get<Conversation>(`runs/${run}/conversation/${index}`);
     return (await get<{ [index: string]: Conversation }>(`conversations/${run}`))[String(index)];
   },
-  // Calls `changed` with the ids of runs that changed or are gone, and the new rows of the table; and `missed` when changes
-  // may have come without a connection. A hidden page holds none: browsers open six to a server.
+  // Calls `changed` with the ids of runs that changed or are gone, and the new rows of the table; and `missed` whenever a
+  // connection begins, also the first: what was asked for before may have changed since. A hidden page holds no
+  // connection: browsers open six to a server.
   live: (changed: (runs: string[], rows: Row[], gone: string[]) => void, missed: () => void): (() => void) => {
     if (exported) return () => undefined;
     let source: EventSource | undefined;
-    let late = document.hidden;
     const follow = () => {
       source?.close();
       if (document.hidden) return;
       source = new EventSource("api/live");
-      source.addEventListener("ready", () => { if (late) missed(); late = true; });
+      source.addEventListener("ready", missed);
       source.addEventListener("changed", (event) => {
         const news = JSON.parse((event as MessageEvent).data);
         changed([...news.changed, ...news.gone], news.rows, news.gone);

@@ -9,7 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,9 @@ from starlette.testclient import TestClient
 from foresight.cli import studio
 from foresight.runtime import lock
 from foresight.studio import app, serve
+from foresight.studio.runs import Library
 from tests.studio import browser
+from tests.studio.test_runs import make, rows
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "runs"
@@ -167,6 +172,26 @@ def test_one_right_token_suffices() -> None:
 
     assert ask("/api/runs", "right") == ask("/api/runs?token=wrong", "right") == 200
     assert ask("/api/runs", "wrong") == ask("/api/runs?token=wrong", "wrong") == 401
+
+
+def test_no_table_is_older_than_its_request_and_those_who_wait_share_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library([tmp_path])
+    table = app._Table(library)
+    assert json.loads(table()) == []
+    make(tmp_path / "run", rows(1))
+    assert [row["step"] for row in json.loads(table())] == [1]
+    made, asked = [], threading.Barrier(5)
+    monkeypatch.setattr(library, "table", lambda: made.append(time.sleep(0.2)) or [])
+
+    def ask(_: int) -> bytes:
+        asked.wait(10)
+        return table()
+
+    with ThreadPoolExecutor(5) as pool:
+        assert [json.loads(text) for text in pool.map(ask, range(5))] == [[]] * 5
+    assert len(made) in (1, 2)
 
 
 def test_it_is_read_only_without_control(client: TestClient) -> None:

@@ -246,7 +246,6 @@ def test_a_run_that_was_killed_can_be_resumed_on_the_open_page(
         tab.goto(f"{address}#/runs?run={identity(growing.resolve())}")
         playwright.expect(tab.locator("button:has-text('Stop')")).to_be_enabled(timeout=60_000)
         monkeypatch.setattr(runs, "LIVE", 0.0)
-        monkeypatch.setattr(app, "FRESH", 0.0)  # the table is made again
         tab.clock.fast_forward(31_000)
         tab.wait_for_selector("table .state.stopped")
         playwright.expect(tab.locator("button:has-text('Resume')")).to_be_enabled(timeout=10_000)
@@ -274,6 +273,19 @@ def test_hidden_tabs_hold_no_connection_and_see_what_they_missed(page: Any, grow
         assert tabs[0].locator("text=8,765").count() == 0
         tabs[0].evaluate(show, False)
         tabs[0].wait_for_selector("text=8,765", timeout=10_000)
+
+
+def test_what_changes_before_the_first_connection_is_seen(page: Any, growing: Path) -> None:
+    held: list[Any] = []
+    with browser.served(growing.parent) as address, page.context.browser.new_context() as other:
+        tab = other.new_page()
+        tab.route("**/api/live", lambda route: held.append(route))
+        tab.goto(address, timeout=10_000)
+        tab.wait_for_selector("text=4,321", timeout=10_000)
+        with (growing / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 8765, "seconds": 2.0, "return": 0.5}\n')
+        held[0].continue_()
+        tab.wait_for_selector("text=8,765", timeout=10_000)
 
 
 RULES = {"light": ["wcag2a", "wcag2aa", "wcag21aa"], "dark": ["color-contrast"]}
