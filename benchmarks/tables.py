@@ -23,10 +23,11 @@ HEAD = """# Results
 
 Made by `python benchmarks/tables.py` from the files in [results](../results), which also record seeds, versions and
 machine. A score is the interquartile mean (IQM) over seeds, with a bootstrap interval. The baseline is the untrained
-model or a random policy. "3 of 5" marks results with fewer seeds or steps than the suite specifies; "by" names the
-command of a result that was made by another one than the suite's. Seeds that follow one another are evaluated in nearly
-the same episodes, and language models on the same held-out questions unless a row draws its own: so seeds compare, and
-the interval is one over runs of training, not over episodes or questions.
+model or a random policy. "Worst" is the worst seed, where the interval leaves it out: the IQM passes over one failed
+seed among many. "3 of 5" marks results with fewer seeds or steps than the suite specifies; "by" names the command of a
+result that was made by another one than the suite's. Seeds that follow one another are evaluated in nearly the same
+episodes, and language models on the same held-out questions unless a row draws its own: so seeds compare, and the
+interval is one over runs of training, not over episodes or questions.
 """
 
 COMPARE = """# Libraries side by side
@@ -75,7 +76,7 @@ def targets(rows: list[Row]) -> list[str]:
             seeds = part(row.done_seeds, row.seeds) + (f", by `{row.made}`" if row.made else "")
             lines.append(
                 f"| {name} | {row.algorithm} | {row.task} | {row.aim or '–'} | "
-                f"{figure(row.value)}{band(row.interval)} | {verdict} | {seeds} | {steps} | "
+                f"{row.score} | {verdict} | {seeds} | {steps} | "
                 f"{figure(row.done_minutes, 2)} |"
             )
         lines.append("")

@@ -34,6 +34,7 @@ class Row:
     minutes: float | None = None  # limit per seed
     value: float | None = None  # the interquartile mean over seeds
     interval: tuple[float, float] | None = None  # 95%, bootstrapped over seeds, or over the games of a match
+    worst: float | None = None  # of the seeds, where the interval leaves it out
     done_seeds: int | None = None
     done_steps: int | None = None
     done_minutes: float | None = None  # of the slowest seed
@@ -52,7 +53,13 @@ class Row:
             return f"{self.task}: not run"
         seeds = f", {self.done_seeds} seed{'s' if self.done_seeds > 1 else ''}" if self.done_seeds else ""
         suffix = {None: "", True: f" ({self.aim})", False: f" (missed: {self.aim})"}[self.met]
-        return f"{figure(self.value)}{band(self.interval)} on {self.task}{seeds}{suffix}"
+        return f"{self.score} on {self.task}{seeds}{suffix}"
+
+    @property
+    def score(self) -> str:
+        """The value with its interval, and the worst seed if it is outside."""
+        worst = "" if self.worst is None else f", worst {figure(self.worst)}"
+        return figure(self.value) + band(self.interval) + worst
 
     @property
     def aim(self) -> str:
@@ -70,10 +77,10 @@ class Row:
 
     @property
     def reached(self) -> str:
-        """The value with its interval, and the number of seeds if there are fewer than in the suite."""
+        """The score, and the number of seeds if there are fewer than in the suite."""
         fewer = self.done_seeds is not None and self.seeds is not None and self.done_seeds < self.seeds
         few = f", {self.done_seeds} of {self.seeds} seeds" if fewer else ""
-        return figure(self.value) + band(self.interval) + few
+        return self.score + few
 
     @property
     def verdict(self) -> str:
@@ -186,12 +193,14 @@ def _other(stem: str, result: dict[str, Any]) -> Row | None:
 
 def _with_result(blank: Row, found: Mapping[str, Any]) -> Row:
     result = found[blank.name]
+    interval, worst = _pair(result["interval_95"]), result.get("worst")
     row = dataclasses.replace(
         blank,
         task=blank.task if result["metric"] in ("return", "value") else f"{blank.task}, {result['metric']}",
         unit=result["unit"],
         value=result["iqm"],
-        interval=_pair(result["interval_95"]),
+        interval=interval,
+        worst=worst if _outside(worst, interval) else None,
         done_seeds=len(result["seeds"]),
         done_steps=result["steps"],
         done_minutes=round(max(result["seconds"]) / 60, 2),
@@ -211,6 +220,13 @@ def _with_verdict(row: Row, found: Mapping[str, Any]) -> Row:
     if verdict and row.minutes is not None and row.done_minutes is not None:
         verdict = row.done_minutes <= row.minutes
     return dataclasses.replace(row, met=verdict)
+
+
+def _outside(value: float | None, interval: tuple[float, float] | None) -> bool:
+    """Whether a value is outside of the interval, by more than a figure shows."""
+    if value is None or interval is None or interval[0] <= value <= interval[1]:
+        return False
+    return figure(value) not in map(figure, interval)
 
 
 def _pair(interval: Sequence[float | None] | None) -> tuple[float, float] | None:

@@ -13,6 +13,7 @@ import pytest
 from foresight.errors import UserError
 from foresight.runtime import catalog
 from foresight.runtime.results import results, suites
+from tests.sabotage import sabotaged_by
 
 REACHED: dict[str, Any] = {
     "seeds": [0, 1], "steps": 300, "unit": "env steps", "metric": "return", "episodes": 10, "iqm": 480.0,
@@ -78,6 +79,14 @@ def test_rows_are_the_targets_and_the_results(few: Path) -> None:
         None,
         "480 [470, 490] on X, score, 2 seeds",
     )
+
+
+@sabotaged_by("foresight.runtime.results.results._outside", lambda f: lambda *a: not f(*a))
+def test_a_failed_seed_that_the_interval_leaves_out_is_shown(few: Path) -> None:
+    file = few / "ppo-CartPole-v1.json"
+    for worst, shown in ((131.0, "480 [470, 490], worst 131"), (475.0, "480 [470, 490]"), (469.99, "480 [470, 490]")):
+        file.write_text(json.dumps({"what": "ppo on CartPole-v1", **REACHED, "worst": worst}))
+        assert results.gather(few)[1].score == shown
 
 
 def test_a_result_of_another_command_is_marked(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
