@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -14,7 +16,8 @@ from foresight.errors import UserError
 from foresight.runtime import catalog, environments
 from foresight.runtime.config import effects, resolve
 from foresight.runtime.config.settings import Settings
-from foresight.training.options import build_config, flatten
+from foresight.training import options
+from foresight.training.options import build_config, field_types
 from tests.sabotage import sabotaged_by
 
 PLANNERS = ("value_iteration", "policy_iteration", "truncated_policy_iteration", "soft_value_iteration")
@@ -181,11 +184,20 @@ def test_a_field_is_taken_where_it_has_an_effect_or_was_not_given() -> None:
         resolve.resolve("dqn", env="CartPole-v1", keep_optimizer=True)
 
 
-def test_every_row_of_effects_is_of_an_algorithm() -> None:
-    configs = [{"actors": 0, **flatten(catalog.config_class(name)())} for name in catalog.algorithms()]
-    for other, turns_on, _, names in effects.ROWS:
-        found = [config[other] for config in configs if {other, *names} <= set(config)]
-        assert found and {turns_on(value) for value in found} <= {True, False}, (other, names)
+def test_every_row_of_effects_turns_fields_of_an_algorithm_on_and_off() -> None:
+    """By values that the field can have: of its type, or named in the algorithm's file. A misspelt one does neither."""
+    numbers = {bool: (False, True), int: (0, 1, 2), float: (0.0, 1.0), type(None): (None,)}
+    shared, checked = set(re.findall(r'"(\w+)"', inspect.getsource(options))), set()
+    for name in catalog.algorithms():
+        kind = catalog.config_class(name)
+        names = {""} | shared | set(re.findall(r'"(\w+)"', inspect.getsource(inspect.getmodule(kind) or options)))
+        types = {"actors": int, **field_types(kind)}
+        for row in (row for row in effects.ROWS if {row[0], *row[3]} <= set(types)):
+            parts = (types[row[0]], *get_args(types[row[0]]))
+            values = [value for part in parts for value in (names if part is str else numbers.get(part, ()))]
+            assert {bool(row[1](value)) for value in values} == {True, False}, (name, row[0], row[2])
+            checked.add(row)
+    assert checked == set(effects.ROWS)
 
 
 def test_alphazero_starts_at_the_latest_when_its_replay_is_full() -> None:
