@@ -287,7 +287,8 @@ class Replay:
         final = state["final"]
         self._final = {}
         if final is not None:
-            self._final = {key: _row(final["obs"], i) for i, key in enumerate(final["keys"].tolist())}
+            keys = final["keys"].tolist()
+            self._final = dict(zip(keys, _unbound(tree_map(torch.clone, final["obs"]), len(keys)), strict=True))
         if state["rows"] is not None:
             self._allocate(state["rows"])
             assert self.storage is not None
@@ -335,9 +336,11 @@ class Replay:
                     self._final.pop(stream * self.capacity + (self._write + i) % self.capacity, None)
         if final_obs is not None:
             limited = self.storage.cut[:, self._write] * self.storage.discount[:, self._write]
-            for stream in limited.nonzero().squeeze(-1).tolist():
-                key = stream * self.capacity + self._write
-                self._final[key] = _row(final_obs, stream)
+            if len(streams := limited.nonzero().squeeze(-1)):
+                keys = (streams * self.capacity + self._write).tolist()
+                # One copy of all: they are of one column, so that they are let go together.
+                found = tree_map(lambda x: x.index_select(0, streams.to(x.device)), final_obs)
+                self._final.update(zip(keys, _unbound(found, len(keys)), strict=True))
         self.added += kept
         self._write = (self._write + kept) % self.capacity
         self._size = min(self._size + kept, self.capacity)
@@ -394,9 +397,12 @@ def _write(name: str, target: Tree, source: Tree, segments: list[tuple[int, int,
         target[:, to : to + count] = source[:, start : start + count]
 
 
-def _row(tree: Tree, index: int) -> Tree:
-    """A copy of one row of a tree of `[N, ...]`."""
-    return tree_map(lambda x: x[index].clone(), tree)
+def _unbound(tree: Tree, count: int) -> list[Tree]:
+    """The rows of a tree of `[count, ...]`, as views."""
+    if isinstance(tree, dict):
+        parts = {name: _unbound(x, count) for name, x in tree.items()}
+        return [{name: rows[i] for name, rows in parts.items()} for i in range(count)]
+    return [None] * count if tree is None else list(tree.unbind(0))
 
 
 def _put(tree: Tree, rows: Tensor, values: Tree) -> None:

@@ -52,7 +52,7 @@ def test_actions_have_the_odds_of_the_demonstrations(monkeypatch: pytest.MonkeyP
     right = demonstrations(128)
     wrong = dataclasses.replace(right, action=1 - right.action)
     monkeypatch.setattr(offline, "read", lambda *_: episodes.join([right, right, right, wrong]))
-    config = vla.Config(steps=250, data=("d",), batch_size=64, learning_rate=1e-2, lr_warmup=5, **FIELDS)
+    config = vla.Config(steps=170, data=("d",), batch_size=64, learning_rate=1e-2, lr_warmup=5, **FIELDS)
     obs, action = scene(torch.Generator().manual_seed(9), 200)
     policy = last(vla, config, Pointing()).policy.eval()
     with torch.no_grad():

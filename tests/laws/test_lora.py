@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -246,17 +249,29 @@ def _without_momentum(restore):
     return mutant
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[torch.Tensor]]]:
+    """The checkpoint of a run after its first step, and the weights at its end; made once of each algorithm."""
+
+    @functools.cache
+    def run(name: str) -> tuple[Path, list[torch.Tensor]]:
+        module, begun = _state(name)
+        for step, _, state in module.train(begun.config, _task(name), begun):
+            if step == 1:
+                saved = checkpoint.save(tmp_path_factory.mktemp(name), state, 1)
+        return saved, _weights(state)
+
+    return run
+
+
 @sabotaged_by("foresight.runtime.checkpoints.checkpoint.restore", _without_momentum)
 @every
-def test_a_checkpoint_continues_bit_for_bit(name, tmp_path):
-    module, begun = _state(name)
-    for step, _, whole in module.train(begun.config, _task(name), begun):
-        if step == 1:
-            saved = checkpoint.save(tmp_path, whole, 1)
-    _, resumed = _state(name)
+def test_a_checkpoint_continues_bit_for_bit(name, uninterrupted):
+    saved, expected = uninterrupted(name)
+    module, resumed = _state(name)
     checkpoint.restore(saved, resumed)
     *_, (_, _, resumed) = module.train(resumed.config, _task(name), resumed)
-    for a, b in zip(_weights(whole), _weights(resumed), strict=True):
+    for a, b in zip(expected, _weights(resumed), strict=True):
         assert torch.equal(a, b)
 
 

@@ -29,7 +29,7 @@ def _learn(module, seed: int) -> None:
     config = build_config(
         module.Config,
         tiny_language.folder(),
-        steps=35,
+        steps=20,
         seed=seed,
         max_new_tokens=6,
         learning_rate=1e-2,

@@ -60,9 +60,9 @@ def test_what_updates_draw_is_resumed_too() -> None:
 
 
 def _resumes(module, config, make) -> None:
-    halfway, whole = halfway_and_end(module, config, make, 1200)
-    resumed = continued(module, restored(module, halfway, make()), make(), 1200)
-    assert whole.step == resumed.step == 1200
+    halfway, whole = halfway_and_end(module, config, make, 960)
+    resumed = continued(module, restored(module, halfway, make()), make(), 960)
+    assert whole.step == resumed.step == 960
     assert torch.equal(weights(whole), weights(resumed))
     assert whole.episodes == resumed.episodes
 

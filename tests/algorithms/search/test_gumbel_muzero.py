@@ -41,8 +41,14 @@ def test_gumbel_muzero_balances_the_pole_for_a_while() -> None:
     state = gumbel_muzero.build(config, env.spaces)
     random = _mean_return(state, random=True)
     assert random < 40
-    run = gumbel_muzero.train(config, env, state)
-    assert any(_mean_return(now) > 2 * random for step, _, now in run if step >= 4_000)
+    found = 0.0
+    for step, _, now in gumbel_muzero.train(config, env, state):
+        if step >= 4_000:
+            found = _mean_return(now)
+            assert found > 0.7 * random  # pushing one way only is half of it, and not unlearned
+            if found > 2 * random:
+                break
+    assert found > 2 * random
 
 
 @sabotaged_by("foresight.envs.games.selfplay.symmetric", lambda f: lambda game, batch, *rest: batch)

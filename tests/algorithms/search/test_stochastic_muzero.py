@@ -38,25 +38,32 @@ def earned(action: torch.Tensor) -> torch.Tensor:
 @sabotaged_by("foresight.ops.latent.straight_through", lambda f: lambda x: torch.ones_like(x) / x.shape[-1])
 @sabotaged_by("foresight.training.muzero_targets.summed", flip_sign)
 def test_stochastic_muzero_learns_what_a_die_may_show() -> None:
+    """Training ends when the actions are the best there are, and each face has a code and its probability."""
     config = build_config(
         stochastic_muzero.Config,
-        steps=3_000, num_envs=8, simulations=10, codes=4, n_steps=2, unroll_steps=2, batch_size=64, train_every=8,
+        steps=2_500, num_envs=8, simulations=10, codes=4, n_steps=2, unroll_steps=2, batch_size=64, train_every=8,
         learning_starts=200, reanalyze=0.0, latent_size=8, hidden=(32,), support=3, learning_rate=5e-3, value_coef=1.0,
     )  # fmt: skip
-    for _, metrics, state in stochastic_muzero.train(config, TableEnv(die(), config.num_envs)):  # noqa: B007
-        assert metrics.get("value_loss", 1.0) > 0  # as of any distribution; what is learned is seen much later
-    network = state.network
-    action, _, _ = stochastic_muzero.act(state, torch.arange(4))
     tables = torch.cartesian_prod(*[torch.arange(3)] * 4)
     random = torch.stack([earned(table) for table in tables]).mean()
     assert 0.38 < random < 0.4
-    assert earned(action) == 1.0  # the best there is
+    learned = False
+    for step, metrics, state in stochastic_muzero.train(config, TableEnv(die(), config.num_envs)):
+        assert metrics.get("value_loss", 1.0) > 0  # as of any distribution; what is learned is seen much later
+        if learned := step > 1_000 and step % 256 == 0 and _knows_the_die(state):
+            break
+    assert learned
+
+
+def _knows_the_die(state: stochastic_muzero.State) -> bool:
+    network = state.network
+    action, _, _ = stochastic_muzero.act(state, torch.arange(4))
     codes = network.encode_outcome(torch.zeros(3, dtype=torch.int64), torch.arange(1, 4)).argmax(-1)
-    assert len(set(codes.tolist())) == 3  # a code for each face
     with torch.no_grad():
         start = network.represent(torch.tensor([0]))
         shown = torch.softmax(network.outcome(network.after(network.act(start, torch.tensor([int(action[0])])))), -1)[0]
-    assert (shown[codes] - 1 / 3).abs().max() < 0.1
+    certain = (shown[codes] - 1 / 3).abs().max() < 0.1
+    return bool(earned(action) == 1.0 and len(set(codes.tolist())) == 3 and certain)  # the best there is
 
 
 PAIRS = ((3, 4), (4, 5), (3, 5))  # the faces of coin 0, 1 and 2

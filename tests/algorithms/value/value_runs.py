@@ -22,9 +22,9 @@ RAINBOW = rainbow.Config(
 
 def resumes(module, config) -> None:
     wild = {"epsilon_end": 0.5} if module is dqn else {"sigma": 3.0}  # so that it shows what is drawn
-    halfway, whole = halfway_and_end(module, dataclasses.replace(config, **wild), _chain, 1040)
-    resumed = continued(module, restored(module, halfway, Chain(8)), Chain(8), 1040)
-    assert whole.step == resumed.step == 1040
+    halfway, whole = halfway_and_end(module, dataclasses.replace(config, **wild), _chain, 920)
+    resumed = continued(module, restored(module, halfway, Chain(8)), Chain(8), 920)
+    assert whole.step == resumed.step == 920
     assert torch.equal(weights(whole), weights(resumed))
     assert whole.episodes == resumed.episodes
 

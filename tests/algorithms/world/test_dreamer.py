@@ -43,10 +43,10 @@ FIELDS = (
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 def test_a_loaded_run_continues_as_the_one_in_memory() -> None:
-    config = dataclasses.replace(DREAMER, train_ratio=6.3)  # a fraction of an update is due where it stops
-    halfway, whole = halfway_and_end(dreamer, config, near, 320, _spread)
-    resumed = continued(dreamer, restored(dreamer, halfway, near()), near(), 320)
-    assert whole.step == resumed.step == 320
+    config = dataclasses.replace(DREAMER, train_ratio=6.7)  # a fraction of an update is due where it stops
+    halfway, whole = halfway_and_end(dreamer, config, near, 224, _spread)
+    resumed = continued(dreamer, restored(dreamer, halfway, near()), near(), 224)
+    assert whole.step == resumed.step == 224
     assert torch.equal(weights(whole), weights(resumed))
     assert whole.episodes == resumed.episodes
 
@@ -62,11 +62,11 @@ def _late(found: Arrival) -> Arrival:
 @sabotaged_by("foresight.training.imagination.actor_loss", flip_sign)
 @sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: _late(f(batch)))
 def test_it_learns_the_right_action(monkeypatch: pytest.MonkeyPatch) -> None:
-    env, config = choice(2), dataclasses.replace(DREAMER, steps=1_500, train_ratio=24.0)
+    env, config = choice(2), dataclasses.replace(DREAMER, steps=1_000, train_ratio=24.0)
     state = dreamer.build(config, env.spaces)
     random = reward_of(dreamer, state, choice(2, 900), explore=True).mean()
     assert 0.4 < random < 0.6
-    state = taught(dreamer, config, env, monkeypatch, state, watch_rows)
+    state = taught(dreamer, config, env, monkeypatch, state, watch_rows, worst=0.2)
     assert reward_of(dreamer, state, env).mean() == 1
     assert torch.equal(dreamer.act(state, env.reset(0))[0], dreamer.act(state, env.reset(0))[0])
 

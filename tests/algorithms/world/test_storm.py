@@ -62,10 +62,10 @@ FIELDS = (
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 def test_a_loaded_run_continues_as_the_one_in_memory() -> None:
     config = dataclasses.replace(CONFIG, train_every=45, contrastive_coef=1.0)  # steps are due where it stops
-    halfway, whole = halfway_and_end(storm, config, near, 320, _spread)
+    halfway, whole = halfway_and_end(storm, config, near, 224, _spread)
     assert halfway.due
-    resumed = continued(storm, restored(storm, halfway, near()), near(), 320)
-    assert whole.step == resumed.step == 320
+    resumed = continued(storm, restored(storm, halfway, near()), near(), 224)
+    assert whole.step == resumed.step == 224
     assert torch.equal(weights(whole), weights(resumed))
     assert whole.episodes == resumed.episodes
 
@@ -81,11 +81,11 @@ def _late(found: Arrival) -> Arrival:
 @sabotaged_by("foresight.training.imagination.actor_loss", flip_sign)
 @sabotaged_by("foresight.data.sequences.arrivals", lambda f: lambda batch: _late(f(batch)))
 def test_it_learns_the_right_action(monkeypatch: pytest.MonkeyPatch) -> None:
-    env, config = choice(3), dataclasses.replace(CONFIG, steps=1_500, train_every=4, dropout=0.0)
+    env, config = choice(3), dataclasses.replace(CONFIG, steps=1_000, train_every=4, dropout=0.0)
     state = storm.build(config, env.spaces)
     random = reward_of(storm, state, choice(3, 900), explore=True).mean()
     assert 0.25 < random < 0.42
-    state = taught(storm, config, env, monkeypatch, state, watch_rows)
+    state = taught(storm, config, env, monkeypatch, state, watch_rows, worst=0.15)
     assert reward_of(storm, state, env).mean() == 1
     assert torch.equal(storm.act(state, env.reset(0))[0], storm.act(state, env.reset(0))[0])
 

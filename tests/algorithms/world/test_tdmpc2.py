@@ -86,9 +86,9 @@ FIELDS = (
 
 @sabotaged_by("tests.algorithms.states.restored", *[forgets(name) for name in FIELDS])
 def test_a_loaded_run_continues_as_the_one_in_memory() -> None:
-    halfway, whole = halfway_and_end(tdmpc2, SMALL, aim, 240, _spread)
-    resumed = continued(tdmpc2, restored(tdmpc2, halfway, aim()), aim(), 240)
-    assert whole.step == resumed.step == 240
+    halfway, whole = halfway_and_end(tdmpc2, SMALL, aim, 192, _spread)
+    resumed = continued(tdmpc2, restored(tdmpc2, halfway, aim()), aim(), 192)
+    assert whole.step == resumed.step == 192
     assert torch.equal(weights(whole), weights(resumed))
     assert whole.episodes == resumed.episodes
 

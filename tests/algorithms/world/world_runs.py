@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,10 +39,12 @@ def taught(
     monkeypatch: pytest.MonkeyPatch,
     state: Any = None,
     watch: Callable[[dict[str, float], Any], None] = lambda metrics, state: None,
+    worst: float = -math.inf,
 ) -> Any:
     """The state in which sampled actions first earn 0.9 on average; an error if they do not within `config.steps`.
 
     Few actions are right by luck, but not with confidence. This is looked at every 32 steps, and `watch` is called.
+    Actions that earn less than `worst` are wrong with confidence, and stay so: an error at once.
     """
     monkeypatch.setattr(module, "REPORT", 32)
     earned = 0.0
@@ -50,6 +53,7 @@ def taught(
         earned = float(sampled_reward(module, now, env).mean())
         if earned > 0.9:
             return now
+        assert earned > worst, f"The actions earn {earned:.2f} after {now.step} steps."
     raise AssertionError(f"The actions earn {earned:.2f} after {config.steps} steps.")
 
 
