@@ -27,7 +27,11 @@ from typing import Any
 SOCKET = "TESTS_FORKS"  # the environment variable with the address, for raylets
 BYTES = 8  # of the id of a process, and of its exit code, which may have come before the id is read
 # Not Ray, which reads the environment of a worker when it is imported.
-IMPORTED = ("torch", "torch._dynamo", "numba", "scipy.linalg", "gymnasium", "transformers")
+IMPORTED = (
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "numba", "scipy.optimize", "gymnasium",
+    "transformers.models.llama.modeling_llama", "transformers.models.auto.tokenization_auto", "jsonschema", "requests",
+    "pytest",
+)  # fmt: skip
 
 
 class Fork:
@@ -118,6 +122,7 @@ def serve(listener: socket.socket) -> None:
 
     for name in IMPORTED:
         importlib.import_module(name)
+    _ready_numba()
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that hold the processes are not waited for
     waiting = selectors.DefaultSelector()
@@ -135,6 +140,14 @@ def serve(listener: socket.socket) -> None:
         connection.close()
         for file in files:
             os.close(file)
+
+
+def _ready_numba() -> None:
+    """What numba does before the first function of a process is compiled, or read from its cache."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def _hold(connection: socket.socket, request: bytes, files: list[int]) -> None:

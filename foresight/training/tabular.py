@@ -291,7 +291,8 @@ def episodes(
     are to be drawn.
     """
     horizon = min(horizon, tables.limit or horizon)
-    begin = np.full((count, 2), -1) if first is None else first.cpu().numpy()
+    # Of one layout, so that one version is compiled.
+    begin = np.full((count, 2), -1) if first is None else np.ascontiguousarray(first.cpu())
     columns = tabular_kernels.episodes(count, horizon, begin, cumulative(policy), *tables.arrays, rng)
     s, a, reward, going, cut = (torch.from_numpy(np.ascontiguousarray(x))[None].to(policy.device) for x in columns)
     return Trajectory(s, a, reward, tables.gamma * going, cut.to(reward.dtype))

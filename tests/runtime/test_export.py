@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -28,8 +31,8 @@ KINDS = {
     "continuous": {"env": "Pendulum-v1"},
     "gru": {"env": "TMazePassive-v0", "memory": "gru"},
     "lstm": {"env": "CartPole-v1", "memory": "lstm", "backbone": "separate"},
-    "gtrxl": {"env": "RepeatFirst-v0", "memory": "gtrxl", "memory_window": 5, "memory_layers": 2},
-    "transformer": {"env": "TMazePassive-v0", "memory": "transformer", "memory_window": 5},
+    "gtrxl": {"env": "RepeatFirst-v0", "memory": "gtrxl", "memory_window": 5},
+    "transformer": {"env": "TMazePassive-v0", "memory": "transformer", "memory_window": 5, "memory_layers": 2},
 }
 SMALL = {
     "steps": 64,
@@ -47,11 +50,22 @@ def _trained(path: Path, env: str, **fields) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A run of that kind, which is trained once: tests export it to folders of their own."""
+
+    @functools.cache
+    def train(kind: str, **fields: Any) -> Path:
+        return _trained(tmp_path_factory.mktemp(kind) / "run", **KINDS[kind], **fields)
+
+    return train
+
+
 def _zeros(x: torch.Tensor) -> torch.Tensor:
     return x * 0 if x.is_floating_point() else x
 
 
-def _agrees(path: Path, file: Path, call) -> None:
+def _agrees(path: Path, call) -> None:
     """Eleven steps of five environments, compared with the agent, with a memory that some environments reset."""
     agent = run.load(path, device="cpu")
     _, inputs, names = exporting.prepare(agent)
@@ -77,20 +91,20 @@ def _agrees(path: Path, file: Path, call) -> None:
 
 @sabotaged_by("foresight.runtime.export.Exported.forward", lambda f: lambda self, *t: f(self, *map(_zeros, t)))
 @pytest.mark.parametrize("kind", KINDS)
-def test_torchscript_gives_the_same_outputs(kind: str, tmp_path: Path):
-    path = _trained(tmp_path / "run", **KINDS[kind])
-    file = exporting.export(path)
+def test_torchscript_gives_the_same_outputs(kind: str, trained: Callable[..., Path], tmp_path: Path):
+    path = trained(kind)
+    file = exporting.export(path, out=tmp_path / "policy.pt")
     extra = {"policy.json": ""}
     loaded = torch.jit.load(file, _extra_files=extra)
     assert json.loads(extra["policy.json"])["outputs"][0] == "action"
-    _agrees(path, file, lambda tensors: loaded(*tensors))
+    _agrees(path, lambda tensors: loaded(*tensors))
 
 
 @pytest.mark.parametrize("kind", ["towers", "gru", "gtrxl"])
-def test_onnx_gives_the_same_outputs(kind: str, tmp_path: Path):
+def test_onnx_gives_the_same_outputs(kind: str, trained: Callable[..., Path], tmp_path: Path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    path = _trained(tmp_path / "run", **KINDS[kind])
+    path = trained(kind)
     session = runtime.InferenceSession(str(exporting.export(path, "onnx", tmp_path / "policy.onnx")))
     names = [x.name for x in session.get_inputs()]
 
@@ -98,7 +112,7 @@ def test_onnx_gives_the_same_outputs(kind: str, tmp_path: Path):
         fed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
         return [torch.from_numpy(x) for x in session.run(None, fed)]
 
-    _agrees(path, tmp_path / "policy.onnx", call)
+    _agrees(path, call)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +157,10 @@ def test_a_world_model_acts_from_a_file(tmp_path: Path):
         obs = torch.randn(5, 3, generator=generator)
 
 
-def test_what_a_file_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = _trained(tmp_path / "run", "CartPole-v1")
+def test_what_a_file_cannot_hold_is_refused(
+    trained: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = trained("towers")
     for act in (lambda obs: torch.rand(obs.shape[0]), lambda obs: torch.zeros(len(obs))):  # random; always two
         monkeypatch.setattr(ppo, "act", lambda state, obs, carry=None, explore=False, act=act: (act(obs), {}, None))
         with pytest.raises(UserError, match="a file cannot hold its policy"):

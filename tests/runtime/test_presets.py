@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from foresight.envs.control import atari
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments
 from foresight.runtime.config import resolve
 from foresight.training.options import build_config
 
-SMALL = {"replay_size": 1_000}  # what only takes memory
+SMALL = {"replay_size": 1_000, "iterations": 1}  # what only takes memory, or time
 OPTIONAL = ("ALE/",)  # environments of extras
 PROCGEN = ("Starpilot", "Bossfight", "Bigfish")  # those that need a library of the system
 PRESETS = [
@@ -24,6 +27,14 @@ PRESETS = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _consoles_are_shared() -> Iterator[None]:
+    """Presets with the same Atari game and options play on one, which each resets: it takes longer to begin."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(atari, "_ale", functools.cache(atari._ale))
+        yield
+
+
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
 def test_a_preset_builds_and_acts(name: str, preset: str) -> None:
     fields = resolve.resolve(name, preset=preset).config
@@ -33,7 +44,7 @@ def test_a_preset_builds_and_acts(name: str, preset: str) -> None:
     few = 2  # one step is taken
     if resolved.env.startswith(OPTIONAL):
         pytest.importorskip("ale_py")
-        few = 1  # each takes 0.3 s to begin
+        few = 1
     if fields.get("num_envs", 1) > few:
         made = resolve.resolve(name, preset=preset, given={**given, "num_envs": few})
     try:

@@ -33,6 +33,7 @@ from foresight.nets import imitation
 from foresight.nets.imitation import MeanStd, NormalizedObs
 from foresight.nets.sequence.chunker import ActionChunker
 from foresight.ops import kl
+from foresight.ops.seeding import seed_global
 from foresight.training import offline, optim
 
 KIND = "control"
@@ -212,7 +213,7 @@ def train(
         start = torch.randint(0, len(data.rows), (config.batch_size,), generator=state.sampler)
         rows, real = data.around(start, range(config.chunk))
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-            torch.manual_seed(config.seed + state.step)
+            seed_global(config.seed + state.step, device)
             batch = (trees.pick(data.obs, data.rows[start]), data.action[rows], real)
             metrics = update(state, *(trees.to(x, device) for x in batch))
         if state.step % REPORT == 0 or state.step >= config.steps:

@@ -37,6 +37,7 @@ from foresight.nets.imitation import MinMax, SeenObs
 from foresight.nets.sequence.denoisers import DenoisingMLP, DenoisingTransformer, UNet1D
 from foresight.ops import schedules
 from foresight.ops.generative import diffusion
+from foresight.ops.seeding import seed_global
 from foresight.training import offline, optim
 
 KIND = "control"
@@ -266,7 +267,7 @@ def train(
         start = torch.randint(0, len(data.rows), (config.batch_size,), generator=state.sampler)
         rows, _ = data.around(start, offsets)
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-            torch.manual_seed(config.seed + state.step)
+            seed_global(config.seed + state.step, device)
             seen = trees.to(trees.pick(data.obs, rows[:, : config.obs_steps]), device)
             metrics = update(state, seen, data.action[rows].to(device))
         if state.step % REPORT == 0 or state.step >= config.steps:

@@ -43,6 +43,7 @@ from foresight.nets.sequence import vla
 from foresight.nets.sequence.action_tokens import Tokens
 from foresight.nets.sequence.vla import VLA, Shape
 from foresight.ops import schedules
+from foresight.ops.seeding import seed_global
 from foresight.training import offline, optim
 
 KIND = "control"
@@ -181,7 +182,7 @@ def train(
     while state.step < config.steps:
         rows = data.rows[torch.randint(0, len(data.rows), (config.batch_size,), generator=state.sampler)]
         with torch.random.fork_rng(devices=[]):  # hidden words and the noise of a flow are drawn from the global one
-            torch.manual_seed(config.seed + state.step)
+            seed_global(config.seed + state.step, device)
             metrics = update(state, trees.to(trees.pick(data.obs, rows), device), data.action[rows].to(device))
         if state.step % REPORT == 0 or state.step >= config.steps:
             yield state.step, metrics, state

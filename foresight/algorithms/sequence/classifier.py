@@ -26,6 +26,7 @@ from foresight.envs.images.make import Images
 from foresight.nets.sequence.swin import Swin
 from foresight.nets.sequence.vit import ViT
 from foresight.ops import schedules
+from foresight.ops.seeding import seed_global
 from foresight.training import optim
 
 KIND = "images"
@@ -156,7 +157,7 @@ def train(
         rows = torch.randint(0, len(env.train), (config.batch_size,), generator=state.generator)
         images = shifted(env.train[rows], config.shift, state.generator)
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-            torch.manual_seed(config.seed + state.step)
+            seed_global(config.seed + state.step, device)
             metrics = update(state, images.to(device), env.train_label[rows].to(device))
         if state.step % REPORT == 0 or state.step >= config.steps:
             yield state.step, metrics, state

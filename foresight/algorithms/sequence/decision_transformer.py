@@ -31,6 +31,7 @@ from foresight.nets import precision
 from foresight.nets.sequence import decision
 from foresight.nets.sequence.decision import DecisionTransformer
 from foresight.ops import schedules
+from foresight.ops.seeding import seed_global
 from foresight.training import offline, optim
 
 KIND = "control"
@@ -150,7 +151,7 @@ def train(
     while state.step < config.steps:
         batch = state.episodes.windows(config.batch_size, config.context, state.sampler)
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-            torch.manual_seed(config.seed + state.step)
+            seed_global(config.seed + state.step, device)
             metrics = update(state, Window(*(x.to(device) for x in batch)))
         if state.step % REPORT == 0 or state.step >= config.steps:
             yield state.step, metrics, state

@@ -39,6 +39,7 @@ from foresight.nets.imitation import ActionDistribution
 from foresight.nets.sequence import decision
 from foresight.nets.sequence.decision import DecisionTransformer
 from foresight.ops import policy, schedules
+from foresight.ops.seeding import seed_global
 from foresight.training import offline, optim
 
 KIND = "control"
@@ -212,7 +213,7 @@ def train(
             rollout(state, env)
         batch = state.replay.windows(config.batch_size, config.context, state.sampler)
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-            torch.manual_seed(config.seed + state.step)
+            seed_global(config.seed + state.step, device)
             metrics = update(state, Window(*(x.to(device) for x in batch)))
         if state.step % REPORT == 0 or state.step >= config.steps:
             yield state.step, {**metrics, "env_steps": state.env_steps, **state.episodes.metrics()}, state

@@ -35,6 +35,7 @@ from foresight.envs.base import Env, Spaces
 from foresight.errors import UserError
 from foresight.nets.sequence.trajectory import Prefix, TrajectoryTransformer
 from foresight.ops import returns, schedules
+from foresight.ops.seeding import seed_global
 from foresight.planning.generation import sampling
 from foresight.planning.search import beam
 from foresight.training import offline, optim
@@ -265,7 +266,7 @@ def train(
         read_files(state)
     while state.step < config.steps:
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-            torch.manual_seed(config.seed + state.step)
+            seed_global(config.seed + state.step, device)
             metrics = update(state, *sample(state))
         if state.step % REPORT == 0 or state.step >= config.steps:
             yield state.step, metrics, state

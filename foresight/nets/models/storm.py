@@ -47,6 +47,7 @@ from foresight.nets.precision import recording
 from foresight.nets.sequence.recurrent import Recurrent
 from foresight.nets.sequence.transformer import Cache, Transformer, TransformerConfig
 from foresight.ops import latent
+from foresight.ops.seeding import seed_global
 
 State = dict[str, Any]
 # "deter" `[..., D]`: h of the step before; "stoch" `[..., G C]`: one-hot categoricals, flattened; "context"
@@ -367,7 +368,7 @@ def _dropout(net: SequenceModel, generator: torch.Generator) -> Iterator[None]:
         return
     seed = int(torch.randint(2**31, (1,), generator=generator, device=device))
     with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        torch.manual_seed(seed)
+        seed_global(seed, device)
         net.train()
         try:
             yield

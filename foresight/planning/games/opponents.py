@@ -53,8 +53,6 @@ def make(name: str, game: Game, seed: int = 0) -> Chooser:
 
 def _random(game: Game, position: Tensor, random: object) -> Tensor:
     stream = random.view("uint64")  # type: ignore[attr-defined]
-    chosen = []
-    for legal in game.legal(position):
-        options = legal.nonzero().flatten()
-        chosen.append(int(options[boards.draw(stream, len(options))]))
-    return torch.tensor(chosen, dtype=torch.int64)
+    legal = game.legal(position)
+    drawn = torch.tensor([boards.draw(stream, count) for count in legal.sum(-1).tolist()], dtype=torch.int64)
+    return (legal.cumsum(-1) > drawn[:, None]).int().argmax(-1)  # the legal action that has so many before it

@@ -56,7 +56,8 @@ def _finish(kind: int, height: int, width: int, line: int, komi: float, row: Int
                     left += 1
             while left > 0:
                 at = boards.draw(random, left)
-                cell = free[at]
+                # 64 bits, as elsewhere, or `boards.play` would be compiled once more.
+                cell = np.int64(free[at])  # type: ignore[assignment]
                 left -= 1
                 free[at] = free[left]
                 if not boards.own_eye(height, width, row, cell, stone) and boards.playable(
@@ -68,7 +69,7 @@ def _finish(kind: int, height: int, width: int, line: int, komi: float, row: Int
         return
     while row[n + boards.RESULT] == boards.PLAYING:
         at = boards.draw(random, count)
-        cell = free[at]
+        cell = np.int64(free[at])  # type: ignore[assignment]
         count -= 1
         free[at] = free[count]
         boards.play(kind, height, width, line, komi, row, cell)
@@ -121,7 +122,8 @@ def _grow(
         node, depth, fresh = 0, 1, False
         path[0] = 0
         while work[n + boards.RESULT] == boards.PLAYING:
-            best, choice, untried = -math.inf, ILLEGAL, 0
+            best, untried = -math.inf, 0
+            choice: Any = np.int64(ILLEGAL)
             log = math.log(max(visits[node], 1))
             for a in range(actions):
                 child = children[node, a]

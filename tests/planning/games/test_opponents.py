@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def negamax(game: Any, position: torch.Tensor) -> float:
     return max(values)
 
 
+@functools.cache
 def scattered(game: Any, plies: int, count: int, seed: int) -> torch.Tensor:
     """Positions after `plies` random moves whose games are not over."""
     chooser, found = opponents.make("random", game, seed), []

@@ -41,15 +41,15 @@ TINY = {"model": tiny_language.folder(), "precision": "float32", "seed": 3, "ste
 def _trained(name: str, rank: int, folder: Path) -> dict[str, Any]:
     data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?", **ROWS[name]}) + "\n" for i in range(12)))
-    # Parts of one row: of five, one process has nothing to do once.
-    fields = {"task": str(data), **TINY, **OPTIONS.get(name, {}), "batch_size": 5, "micro_tokens": 1}
+    # Parts of one row: of three, one process has nothing to do once.
+    fields = {"task": str(data), **TINY, **OPTIONS.get(name, {}), "batch_size": 3, "micro_tokens": 1}
     return {**fields, **({"lora": rank} if rank else {})}
 
 
 def _sampled(name: str, folder: Path) -> dict[str, Any]:
     data = folder / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?"}) + "\n" for i in range(12)))
-    options = {"task": str(data), **TINY, "prompts": 5, "max_new_tokens": 6, "micro_tokens": 1, **SAMPLED[name]}
+    options = {"task": str(data), **TINY, "prompts": 3, "max_new_tokens": 6, "micro_tokens": 1, **SAMPLED[name]}
     return options if name == "rlhf_ppo" else {**options, "group": 3}
 
 
@@ -61,7 +61,7 @@ def _reward(folder: Path) -> str:
 
 
 def _control(name: str) -> dict[str, Any]:
-    options = {"env": "CartPole-v1", "steps": 256, "num_envs": 2, "seed": 3, "evaluation_episodes": 2}
+    options = {"env": "CartPole-v1", "steps": 128, "num_envs": 2, "seed": 3, "evaluation_episodes": 1}
     return {**options, **({"rollout_steps": 32} if name == "ppo" else {"learning_starts": 50})}
 
 
