@@ -9,7 +9,8 @@ A cell is one algorithm on one task with one seed: its preset, trained until the
 are over. One run answers both questions: the return at equal environment steps and at equal minutes. It is that of the
 greedy policy in 10 episodes, in environments that it was not trained in, at fixed numbers of steps and of minutes.
 Minutes are CPU time of training on one thread, without evaluations. Every cell is a process of its own. `--limit` is
-the number of minutes after which no further cell begins. A stopped benchmark resumes when it is started again.
+the number of minutes after which no further cell begins. A stopped benchmark resumes when it is started again; cells
+whose preset has changed since are trained again.
 
 At the end the learned dynamics are made wrong: noise in units of the standard deviation of each predicted feature is
 added to what they predict while the agent acts. Agents without a model have none. With `--train-noise` agents that
@@ -152,6 +153,20 @@ def config_of(task: str, agent: str, seed: int) -> tuple[Any, Any]:
     base = catalog.presets(algorithm)[preset] if preset else {}
     values = config_fields.fields(algorithm, {**base, **fields, "seed": seed})
     return catalog.module(algorithm), build_config(catalog.config_class(algorithm), **values)
+
+
+def settings(task: str, agent: str) -> dict[str, Any]:
+    """The fields of a cell that are not the algorithm's defaults, as JSON has them."""
+    from foresight.training.options import flatten
+
+    module, config = config_of(task, agent, seed=0)
+    defaults = flatten(module.Config())
+    return dict(json.loads(json.dumps({k: v for k, v in flatten(config).items() if v != defaults[k] and k != "seed"})))
+
+
+def trained(cells: Sequence[Mapping[str, Any]]) -> set[tuple[str, str, int, float]]:
+    """The cells that need not be trained again: not those whose preset has changed since."""
+    return {key(one) for one in cells if one.get("settings") in (None, settings(one["task"], one["agent"]))}
 
 
 class Marks:
@@ -354,6 +369,7 @@ def cell(task: str, agent: str, seed: int, scale: float = 1.0, train_noise: floa
         made.close()
     return {
         "task": task, "agent": agent, "seed": seed, "algorithm": TASKS[task].agents[agent][0],
+        "settings": settings(task, agent),
         "random": round(float(random), 4), "points": points, "finished": finished, "steps": step,
         "training_seconds": round(seconds, 1), "gradient_steps": gradient_steps(state),
         "decision_ms": round(decision, 3), "peak_mib": round(peak, 1), "wrong": where, "noise": found,
@@ -368,7 +384,7 @@ def load(file: Path = FILE) -> list[dict[str, Any]]:
     return [*result["cells"], *result.get("wrong_imagination", [])]
 
 
-def key(found: dict[str, Any]) -> tuple[str, str, int, float]:
+def key(found: Mapping[str, Any]) -> tuple[str, str, int, float]:
     """The identity of a cell."""
     return found["task"], found["agent"], found["seed"], found.get("train_noise", 0.0)
 
@@ -747,7 +763,7 @@ def run(wanted: Sequence[tuple[str, str, int, float]], limit: float, report: Cal
 
     began = time.monotonic()
     for one in wanted:
-        if one in map(key, load()):
+        if one in trained(load()):
             continue
         if time.monotonic() - began > 60 * limit:
             report("the limit is reached: start it again for the rest")
@@ -758,7 +774,8 @@ def run(wanted: Sequence[tuple[str, str, int, float]], limit: float, report: Cal
             report(f"{one} failed")
             continue
         found = {**json.loads(done.stdout.splitlines()[-1]), "instructions": bench.instructions()}
-        checkpoint.write_atomic(FILE, json.dumps(document([*load(), found]), indent=1) + "\n")
+        others = [c for c in load() if key(c) != one]
+        checkpoint.write_atomic(FILE, json.dumps(document([*others, found]), indent=1) + "\n")
         report(json.dumps({name: value for name, value in found.items() if name != "points"}))
 
 

@@ -172,9 +172,18 @@ def test_the_page_is_made_from_the_figures(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "x.png").read_bytes()[1:4] == b"PNG"
 
 
+def test_cells_of_a_preset_that_changed_are_trained_again() -> None:
+    now = made["settings"]("CartPole-v1", "IMPALA")
+    assert now["popart_rate"] > 0 and "seed" not in now
+    old, same, unknown = cell("IMPALA", 1.0, 0, settings={**now, "popart_rate": 0.0}), {"settings": now}, {}
+    cells = [old, cell("IMPALA", 1.0, 1, **same), cell("IMPALA", 1.0, 2, **unknown)]
+    assert {seed for _, _, seed, _ in made["trained"](cells)} == {1, 2}
+
+
 def test_a_cell_is_trained_and_measured() -> None:
     found = made["cell"]("CartPole-v1", "IMPALA", 0, scale=0.001)
     assert found["steps"] == found["points"][-1]["step"] and 0.2 <= found["training_seconds"] < 2
     assert found["gradient_steps"] == found["steps"] // 160
+    assert found["settings"] == made["settings"]("CartPole-v1", "IMPALA")
     assert found["decision_ms"] > 0 and found["noise"].keys() == {"0.0"} and not found["wrong"]
     assert 9 < found["random"] < 60
