@@ -20,7 +20,7 @@ SHELL := bash
 TESTS ?= tests
 ARGS ?=
 # Processes that run the tests, one file at a time each; 0 runs all in one process.
-WORKERS ?= 3
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint page docs release format bench clean
@@ -49,7 +49,7 @@ demo: install ## Teach a small language model to add (four minutes on two cores)
 		echo "The page of this run is at http://127.0.0.1:8765/ (or the next free port) after:"; \
 		echo "$(BIN)/foresight studio $$run"; fi
 
-test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae", WORKERS=3).
+test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae", WORKERS=2).
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 lint: install ## ruff (rules and format) and mypy.
