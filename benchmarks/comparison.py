@@ -463,8 +463,8 @@ again.
 - TD-MPC2 has continuous actions only; DQN and EfficientZero have discrete ones only.
 """
 MACHINES = """
-- Cells were run on machines of different kinds, those of a seed mostly on the same, so ranges at equal minutes include
-  the speed of the machine."""
+- Cells were run on machines of different kinds, some beside other work, so ranges at equal minutes include the speed of
+  the machine."""
 NOTES = """Within 2% of the range from random actions to the best, several agents are best. `gradient steps` are those
 of the optimizer that made the most. `ms a decision` is CPU time of the greedy policy for one observation. `memory` is
 the peak of the process, beyond what it took before the agent was built."""

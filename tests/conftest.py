@@ -96,7 +96,7 @@ def _small_models_are_read_once(request: pytest.FixtureRequest, monkeypatch: pyt
 @pytest.fixture(autouse=True)
 def _same_conditions() -> None:
     """Every test begins with the same global generator and thread count, whichever ran before it."""
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` takes a millisecond, to note for CUDA who called it
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` also writes down the stack of calls
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
     torch.set_num_threads(1)

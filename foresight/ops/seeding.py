@@ -8,8 +8,8 @@ import torch
 def seed_global(seed: int, device: torch.device | str) -> None:
     """Seed the generators that torch draws from on the CPU and on `device`.
 
-    On the CPU alone in two microseconds: `torch.manual_seed` also notes for other devices who called it, which takes
-    up to a millisecond, too much for every gradient step of a small network.
+    `torch.manual_seed` also writes down the stack of calls for devices that are not in use: too slow for every gradient
+    step of a small network.
     """
     if torch.device(device).type == "cpu":
         torch.default_generator.manual_seed(seed)

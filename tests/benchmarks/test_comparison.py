@@ -175,8 +175,8 @@ def test_the_page_is_made_from_the_figures(tmp_path: Path) -> None:
 def test_cells_of_a_preset_that_changed_are_trained_again() -> None:
     now = made["settings"]("CartPole-v1", "IMPALA")
     assert now["popart_rate"] > 0 and "seed" not in now
-    old, same, unknown = cell("IMPALA", 1.0, 0, settings={**now, "popart_rate": 0.0}), {"settings": now}, {}
-    cells = [old, cell("IMPALA", 1.0, 1, **same), cell("IMPALA", 1.0, 2, **unknown)]
+    recorded = ({"settings": {**now, "popart_rate": 0.0}}, {"settings": now}, {})
+    cells = [cell("IMPALA", 1.0, seed, **fields) for seed, fields in enumerate(recorded)]
     assert {seed for _, _, seed, _ in made["trained"](cells)} == {1, 2}
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+import types
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -182,16 +183,28 @@ def test_no_table_is_older_than_its_request_and_those_who_wait_share_one(
     assert json.loads(table()) == []
     make(tmp_path / "run", rows(1))
     assert [row["step"] for row in json.loads(table())] == [1]
-    made, asked = [], threading.Barrier(5)
-    monkeypatch.setattr(library, "table", lambda: made.append(time.sleep(0.2)) or [])
+    ticks, made, first, others = itertools.count(), [], threading.Event(), threading.Semaphore(0)
+    table._began = -1.0
 
-    def ask(_: int) -> bytes:
-        asked.wait(10)
-        return table()
+    def monotonic() -> float:
+        others.release()
+        return float(next(ticks))
 
+    def make_one() -> list[str]:
+        made.append(1)
+        if len(made) == 1:
+            first.set()
+            assert all(others.acquire(timeout=20) for _ in range(6))  # 2 of the first, and 4 have asked meanwhile
+        return []
+
+    monkeypatch.setattr(app, "time", types.SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(library, "table", make_one)
     with ThreadPoolExecutor(5) as pool:
-        assert [json.loads(text) for text in pool.map(ask, range(5))] == [[]] * 5
-    assert len(made) in (1, 2)
+        answers = [pool.submit(table)]
+        assert first.wait(20)
+        answers += [pool.submit(table) for _ in range(4)]
+        assert [json.loads(answer.result()) for answer in answers] == [[]] * 5
+    assert len(made) == 2
 
 
 def test_it_is_read_only_without_control(client: TestClient) -> None:
