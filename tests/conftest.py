@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 # Before anything imports them: no test may reach for a hub, and many small tensors are faster on one thread.
@@ -44,10 +44,21 @@ hypothesis.settings.register_profile("explain", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("fast")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The first process to read a file of a fresh clone compiles it for the others: one begins with the last file."""
+    report = yield
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and isinstance(collector, pytest.Directory):
+        report.result.reverse()
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that no worker is left with one while the others have nothing to do."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (-slow[item.path], item.path))
 
 
 def pytest_collection_finish() -> None:

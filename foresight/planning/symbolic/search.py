@@ -5,13 +5,12 @@ One loop, `_expand`, expands the open state with the least  w_g · g + w_h · h,
 - breadth-first: w_g = 1, no heuristic;       - A*: w_g = w_h = 1; with h_max its plan is a shortest one;
 - greedy best-first: w_g = 0, w_h = 1.
 
-It is compiled once for each heuristic. A state that is reached again by a shorter way is opened again.
+A state that is reached again by a shorter way is opened again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,8 @@ BATCH = 2000  # expansions between looks at the clock
 SOLVED, OPEN, EXHAUSTED, FULL = range(4)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _expand(heuristic: Any, weights: tuple[float, float], args: Any) -> Any:
+@njit(cache=True, nogil=True)
+def _expand(heuristic: int, weights: tuple[float, float], args: Any) -> Any:
     """Expand up to `batch` states; returns the status, the row of the goal, and the memory, which may have grown.
 
     `counts`: entries of the open list, states, entries ever, expanded and generated states.
@@ -66,7 +65,7 @@ def _expand(heuristic: Any, weights: tuple[float, float], args: Any) -> Any:
                     slot = kernels.slot_of(after, states, table)
                 kernels.put(after, states[new])
                 table[slot] = new
-                h[new, 0] = heuristic(after, task, s)
+                h[new, 0] = heuristics.estimate(heuristic, after, task, s)
                 counts[1] += 1
             elif nodes[new, 0] <= nodes[row, 0] + 1:
                 continue
@@ -82,32 +81,6 @@ def _expand(heuristic: Any, weights: tuple[float, float], args: Any) -> Any:
     return status, goal, (counts, states, table, nodes, h, keys, items)
 
 
-@njit(cache=True, nogil=True)
-def _blind(weights: tuple[float, float], args: Any) -> Any:
-    return _expand(heuristics.blind, weights, args)
-
-
-@njit(cache=True, nogil=True)
-def _h_max(weights: tuple[float, float], args: Any) -> Any:
-    return _expand(heuristics.h_max, weights, args)
-
-
-@njit(cache=True, nogil=True)
-def _h_add(weights: tuple[float, float], args: Any) -> Any:
-    return _expand(heuristics.h_add, weights, args)
-
-
-@njit(cache=True, nogil=True)
-def _h_ff(weights: tuple[float, float], args: Any) -> Any:
-    return _expand(heuristics.h_ff, weights, args)
-
-
-HEURISTICS: dict[str, tuple[Callable[..., float], Callable[..., Any]]] = {
-    "blind": (heuristics.blind, _blind),
-    "hmax": (heuristics.h_max, _h_max),
-    "hadd": (heuristics.h_add, _h_add),
-    "hff": (heuristics.h_ff, _h_ff),
-}
 SEARCHES = {"bfs": (1.0, 0.0), "astar": (1.0, 1.0), "gbfs": (0.0, 1.0)}  # (w_g, w_h)
 
 
@@ -117,21 +90,21 @@ def search(
     """Search for a plan of at most `seconds` and `max_states`. Raises UserError for unknown names and bad limits."""
     if method not in SEARCHES:
         raise unknown("search", method, SEARCHES)
-    if heuristic not in HEURISTICS:
-        raise unknown("heuristic", heuristic, HEURISTICS)
+    if heuristic not in heuristics.NAMES:
+        raise unknown("heuristic", heuristic, heuristics.NAMES)
     if not seconds > 0 or max_states < 1:
         raise UserError(f"A search needs seconds above 0 and max_states of at least 1, not {seconds} and {max_states}.")
     if not task.possible:
         return Found(None, "unsolvable", 0, 0, 0.0)
-    evaluate, expand = HEURISTICS["blind" if method == "bfs" else heuristic]
-    memory: Any = _begin(task, evaluate)
+    kind = heuristics.NAMES.index("blind" if method == "bfs" else heuristic)
+    memory: Any = _begin(task, kind)
     scratch = heuristics.scratch(len(task.atoms), len(task.actions))
+    weights, fixed = SEARCHES[method], (task.arrays, scratch, len(task.actions))
     # Nothing is expanded here: the first call compiles, which is not a part of the search.
-    status, goal, memory = expand(SEARCHES[method], (task.arrays, scratch, len(task.actions), 0, max_states, *memory))
+    status, goal, memory = _expand(kind, weights, (*fixed, 0, max_states, *memory))
     began = time.perf_counter()
     while status == OPEN:
-        fixed = (task.arrays, scratch, len(task.actions), BATCH, max_states)
-        status, goal, memory = expand(SEARCHES[method], (*fixed, *memory))
+        status, goal, memory = _expand(kind, weights, (*fixed, BATCH, max_states, *memory))
         if status == OPEN and time.perf_counter() - began > seconds:
             break
     (_, _, _, expanded, generated), nodes = memory[0], memory[3]
@@ -145,7 +118,7 @@ def search(
     return Found(plan, name, int(expanded), int(generated), time.perf_counter() - began)
 
 
-def _begin(task: Grounded, evaluate: Callable[..., float]) -> tuple[Any, ...]:
+def _begin(task: Grounded, heuristic: int) -> tuple[Any, ...]:
     """The memory of a search: the initial state is open, unless the goal is out of its reach."""
     room = 1024
     states = np.zeros((room, len(task.init)), np.uint64)
@@ -153,6 +126,7 @@ def _begin(task: Grounded, evaluate: Callable[..., float]) -> tuple[Any, ...]:
     table = kernels.rehashed(states, 1, 4 * room)
     nodes = np.zeros((room, 3), np.int32)  # steps from the start, the row before, the action
     h, keys, items = np.zeros((room, 1)), np.zeros((room, 1)), np.zeros((room, 3), np.int64)
-    h[0, 0] = evaluate(task.init, task.arrays, heuristics.scratch(len(task.atoms), len(task.actions)))
+    scratch = heuristics.scratch(len(task.atoms), len(task.actions))
+    h[0, 0] = heuristics.estimate(heuristic, task.init, task.arrays, scratch)
     counts = np.array([h[0, 0] < heuristics.INFINITE, 1, 1, 0, 0], np.int64)
     return counts, states, table, nodes, h, keys, items

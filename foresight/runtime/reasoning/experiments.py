@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -71,36 +72,50 @@ def sort_64(quick: bool, picture: Path) -> Values:
     return found
 
 
+BEFORE_REWARDS = {
+    "grpo-countdown-steps": "pretrain-countdown-steps",
+    "grpo-countdown-search": "pretrain-countdown-search",
+    "grpo-countdown-search-early": "pretrain-countdown-search-early",
+    "dapo-countdown-search": "pretrain-countdown-search",
+}
+
+
 def countdown_models(quick: bool, picture: Path) -> Values:
-    """Greedy accuracy of the models on the same held-out problems; what rewards gain, and what is forgotten."""
-    seeds = _seeds("grpo-countdown-search-early")
+    """Greedy accuracy of the models on the same held-out problems; what rewards gain, and what is forgotten.
+
+    Seeds whose models are not in runs/ keep the figures that the result has.
+    """
+    names = dict.fromkeys((*BEFORE_REWARDS.values(), *BEFORE_REWARDS))
+    trained = set.intersection(*(set(_seeds(name)) for name in names))
     task = make("countdown", **_env("pretrain", "countdown-search"))
-    before = {
-        "grpo-countdown-steps": "pretrain-countdown-steps",
-        "grpo-countdown-search": "pretrain-countdown-search",
-        "grpo-countdown-search-early": "pretrain-countdown-search-early",
-        "dapo-countdown-search": "pretrain-countdown-search",
+    file = reproduce.root() / "results" / "countdown-models.json"
+    each: dict[str, Values] = json.loads(file.read_text(encoding="utf-8"))["each"] if file.is_file() else {}
+    if not trained:
+        raise UserError(f"No seed of all of {', '.join(names)} is in runs/: run `foresight reproduce reasoning` first.")
+    for seed in sorted(trained):
+        solved = {name: _greedy(_policy(name, seed), task, 220) for name in names}
+        each[str(seed)] = {
+            "accuracy": {name: statistics.fmean(row) for name, row in solved.items()},
+            "formerly_unsolved": {name: _share(solved[old], solved[name], 0.0) for name, old in BEFORE_REWARDS.items()},
+            "still_solved": {name: _share(solved[old], solved[name], 1.0) for name, old in BEFORE_REWARDS.items()},
+        }
+    figures = {
+        key: {name: statistics.fmean(found[key][name] for found in each.values()) for name in rows}
+        for key, rows in next(iter(each.values())).items()
     }
-    names = dict.fromkeys((*before.values(), *before))
-    solved = {name: [_greedy(_policy(name, seed), task, 220) for seed in seeds] for name in names}
-    accuracy = {name: statistics.fmean(map(statistics.fmean, rows)) for name, rows in solved.items()}
+    accuracy = figures["accuracy"]
     return {
-        "what": "Countdown with 3 numbers, models of our own", "seeds": seeds, "problems": len(task.test),
-        "accuracy": accuracy,
+        "what": "Countdown with 3 numbers, models of our own", "seeds": sorted(map(int, each)),
+        "problems": len(task.test), **figures,
         "search_over_steps": accuracy["pretrain-countdown-search"] / max(accuracy["pretrain-countdown-steps"], 1e-9),
-        "gain": {name: accuracy[name] - accuracy[old] for name, old in before.items()},
-        "formerly_unsolved": {name: _share(solved[old], solved[name], 0.0) for name, old in before.items()},
-        "still_solved": {name: _share(solved[old], solved[name], 1.0) for name, old in before.items()},
-        "each": {name: [statistics.fmean(row) for row in rows] for name, rows in solved.items()},
+        "gain": {name: accuracy[name] - accuracy[old] for name, old in BEFORE_REWARDS.items()},
+        "each": dict(sorted(each.items())),
     }  # fmt: skip
 
 
-def _share(before: list[list[float]], after: list[list[float]], score: float) -> float:
-    """Of the problems with this score before, the share that is solved after, averaged over seeds."""
-    return statistics.fmean(
-        sum(b for a, b in zip(old, new, strict=True) if a == score) / max(1, old.count(score))
-        for old, new in zip(before, after, strict=True)
-    )
+def _share(before: list[float], after: list[float], score: float) -> float:
+    """Of the problems with this score before, the share that is solved after."""
+    return sum(b for a, b in zip(before, after, strict=True) if a == score) / max(1, before.count(score))
 
 
 def query_time_countdown(quick: bool, picture: Path) -> Values:

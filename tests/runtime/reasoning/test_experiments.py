@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from foresight.envs.text.make import make
@@ -40,7 +43,31 @@ def test_a_hacked_verifier_prefers_short_answers():
 
 def test_a_model_that_was_not_trained_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments.reproduce, "root", lambda: tmp_path)
-    with pytest.raises(UserError, match="reproduce reasoning --only grpo-countdown-search"):
+    with pytest.raises(UserError, match="reproduce reasoning --only pretrain-countdown-steps"):
+        experiments.countdown_models(True, tmp_path / "a.png")
+
+
+def test_seeds_of_countdown_models_that_are_gone_keep_their_figures(tmp_path, monkeypatch):
+    solved = {"pretrain": [1.0, 1.0, 0.0, 0.0], "grpo": [1.0, 0.0, 1.0, 1.0], "dapo": [1.0, 1.0, 1.0, 0.0]}
+    trained = {"dapo-countdown-search": [0, 1]}
+    monkeypatch.setattr(experiments.reproduce, "root", lambda: tmp_path)
+    monkeypatch.setattr(experiments, "make", lambda name, **options: SimpleNamespace(test=[name] * 4))
+    monkeypatch.setattr(experiments, "_seeds", lambda name: trained.get(name, [0, 2]))
+    monkeypatch.setattr(experiments, "_policy", lambda name, seed: name)
+    monkeypatch.setattr(experiments, "_greedy", lambda name, task, most: solved[name.partition("-")[0]])
+    first = experiments.countdown_models(True, tmp_path / "a.png")
+    assert first["seeds"] == [0] and set(first["formerly_unsolved"].values()) == {1.0, 0.5}
+    assert first["still_solved"]["grpo-countdown-search"] == 0.5 and first["gain"]["dapo-countdown-search"] == 0.25
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "countdown-models.json").write_text(json.dumps(first))
+    solved["grpo"] = [1.0, 1.0, 1.0, 1.0]
+    trained["dapo-countdown-search"] = [2]
+    both = experiments.countdown_models(True, tmp_path / "a.png")
+    assert both["seeds"] == [0, 2] and both["each"]["0"] == first["each"]["0"]
+    assert both["accuracy"]["grpo-countdown-search"] == pytest.approx((0.75 + 1.0) / 2)
+    assert both["gain"]["grpo-countdown-search"] == pytest.approx((0.25 + 0.5) / 2)
+    trained["dapo-countdown-search"] = [1]
+    with pytest.raises(UserError, match="No seed of all of"):
         experiments.countdown_models(True, tmp_path / "a.png")
 
 
