@@ -164,6 +164,11 @@ def test_the_index_has_the_rows_with_a_result() -> None:
     assert rows == [row for row in results.gather() if row.value is not None]
 
 
+def test_every_algorithm_has_a_row() -> None:
+    """Also those without a result yet: what is measured nowhere would look as if it reached its return."""
+    assert {row.algorithm for row in results.gather()} >= set(catalog.algorithms())
+
+
 def test_lists_need_no_torch() -> None:
     code = (
         "import sys\nfrom foresight.runtime.results import results\nresults.rows()\nassert 'torch' not in sys.modules"
