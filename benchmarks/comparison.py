@@ -480,8 +480,9 @@ column times the standard deviation of each feature over the rollouts. Returns w
 
 FEW = """Cells with one seed show how long the code takes, and differences as large as that between learning and not
 learning. They do not rank agents whose returns are close: with {curve} episodes and one seed, the order of two agents
-may turn with the next seed, and the spread over seeds is not known. Nor do they compare algorithms at their best: the
-presets differ in how much work went into them."""
+may turn with the next seed, and the spread over seeds is not known."""
+PRESETS = """Algorithms are not compared at their best: the presets differ in how much work went into them, and {curve}
+episodes do not tell agents apart whose returns are close."""
 TITLES = {PLANS: "agents that plan", IMAGINES: "agents that imagine", FREE: "model-free agents"}
 
 
@@ -647,12 +648,13 @@ def trained_wrong(cells: Sequence[dict[str, Any]], noisy: Sequence[dict[str, Any
 def kept(result: Mapping[str, Any], kind: str) -> list[tuple[str, float]]:
     """`agent in task` and the share of the range from random to no noise that is left at the largest noise.
 
-    A mean over the seeds that have learned.
+    A mean over the seeds whose range is at least a third of the largest in the task.
     """
     found: dict[str, list[float]] = {}
     for one in result["cells"]:
         gain = one["noise"]["0.0"] - one["random"]
-        if one["wrong"] and KINDS[one["agent"]] == kind and gain > 0.2 * max(abs(one["random"]), 0.2):
+        gains = (c["noise"]["0.0"] - c["random"] for c in result["cells"] if c["task"] == one["task"])
+        if one["wrong"] and KINDS[one["agent"]] == kind and gain > 0 and gain >= max(gains) / 3:
             left = (one["noise"][str(NOISE[-1])] - one["random"]) / gain
             found.setdefault(f"{one['agent']} in {one['task']}", []).append(left)
     return [(name, statistics.fmean(shares)) for name, shares in found.items()]
@@ -670,7 +672,7 @@ def first(task: str, unit: str, result: Mapping[str, Any]) -> str:
     for mark, names in leaders(task, unit, result):
         value = place[names[0]][f"{unit}_{mark:g}"]
         if value - random >= (max(values) - random) / 2:
-            return f"in {task} {named(names)} ({shown(value)} at {mark:,g} {unit})"
+            return f"in {task} {named(names)} ({shown(value)} at {mark:,g} {unit if mark != 1 else unit[:-1]})"
     return ""
 
 
@@ -696,7 +698,7 @@ def advice(result: Mapping[str, Any]) -> Iterator[str]:
         if left := kept(result, kind):
             texts = ", ".join(f"{name} {max(0.0, share):.0%}" for name, share in left)
             lines.append(
-                f"- Where the model may be wrong: with noise of {NOISE[-1]:g} standard deviation, {TITLES[kind]} "
+                f"- Where the model may be wrong: with noise of {NOISE[-1]:g} standard deviations, {TITLES[kind]} "
                 f"keep of their gain over random actions: {texts}."
             )
     yield wrapped(lines)
@@ -705,6 +707,7 @@ def advice(result: Mapping[str, Any]) -> Iterator[str]:
     few = sorted({len([c for c in result["cells"] if key(c)[:2] == key(one)[:2]]) for one in result["cells"]})
     if few and few[0] == 1:
         yield FEW.format(curve=CURVE)
+    yield PRESETS.format(curve=CURVE)
 
 
 def page(result: Mapping[str, Any]) -> str:

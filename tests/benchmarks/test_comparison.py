@@ -150,6 +150,8 @@ def test_the_page_is_made_from_the_figures(tmp_path: Path) -> None:
     assert "| CartPole-v1 | MuZero | 1 | 400 | 308 | 200 | 100 | 20 |" in text
     assert "MuZero in CartPole-v1 21%" in text  # (100 - 20) / (400 - 20)
     assert "Cells with one seed" in text and "Not run yet: IMPALA" in text
+    weak = made["page"](made["document"]([*cells, cell("DreamerV3", 100.0)]))
+    assert "STORM in CartPole-v1 " in weak and "DreamerV3 in CartPole-v1 " not in weak  # there is little to keep
     several = [*cells, *(cell(agent, value / 2, 1) for agent, value in agents)]
     text = made["page"](made["document"](several))
     assert "| STORM | imagines | 2 | 94 [62, 125] |" in text and "Cells with one seed" not in text
