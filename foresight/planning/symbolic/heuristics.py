@@ -21,6 +21,7 @@ from foresight.envs.pddl.kernels import has
 FAR = 1 << 28
 INFINITE = 1e18
 NAMES = ("blind", "hmax", "hadd", "hff")
+BLIND, MAX, ADD, FF = range(len(NAMES))
 
 
 class Scratch(NamedTuple):
@@ -159,8 +160,8 @@ def h_ff(state: NDArray[np.uint64], task: Arrays, s: Scratch) -> float:
 @njit(cache=True, nogil=True)
 def estimate(heuristic: int, state: NDArray[np.uint64], task: Arrays, s: Scratch) -> float:
     """The heuristic `NAMES[heuristic]`, chosen here so that a search is compiled once; `blind` is 0 everywhere."""
-    if heuristic == 1:
+    if heuristic == MAX:
         return h_max(state, task, s)
-    if heuristic == 2:
+    if heuristic == ADD:
         return h_add(state, task, s)
-    return h_ff(state, task, s) if heuristic == 3 else 0.0
+    return h_ff(state, task, s) if heuristic == FF else 0.0

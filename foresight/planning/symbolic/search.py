@@ -66,7 +66,8 @@ def _expand(heuristic: int, weights: tuple[float, float], args: Any) -> Any:
                 kernels.put(after, states[new])
                 table[slot] = new
                 # `blind` makes no call: to pass so many arrays takes time
-                h[new, 0] = heuristics.estimate(heuristic, after, task, s) if heuristic else 0.0
+                if heuristic != heuristics.BLIND:
+                    h[new, 0] = heuristics.estimate(heuristic, after, task, s)
                 counts[1] += 1
             elif nodes[new, 0] <= nodes[row, 0] + 1:
                 continue

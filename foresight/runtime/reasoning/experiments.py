@@ -96,8 +96,10 @@ def countdown_models(quick: bool, picture: Path) -> Values:
         solved = {name: _greedy(_policy(name, seed), task, 220) for name in names}
         each[str(seed)] = {
             "accuracy": {name: statistics.fmean(row) for name, row in solved.items()},
-            "formerly_unsolved": {name: _share(solved[old], solved[name], 0.0) for name, old in BEFORE_REWARDS.items()},
-            "still_solved": {name: _share(solved[old], solved[name], 1.0) for name, old in BEFORE_REWARDS.items()},
+            **{
+                key: {name: _share(solved[old], solved[name], score) for name, old in BEFORE_REWARDS.items()}
+                for key, score in (("formerly_unsolved", 0.0), ("still_solved", 1.0))
+            },
         }
     figures = {
         key: {name: statistics.fmean(found[key][name] for found in each.values()) for name in rows}
