@@ -12,9 +12,10 @@ Kept: chance nodes in the tree, where codes are tried in proportion to σ; a fix
 straight-through gradient into their encoder, and the commitment term; afterstate values; MuZero's search, returns and
 unroll, and reanalysis of a share of the targets with a target network.
 
-Different here: e gets the two newest observations (as in LightZero; in the paper, all of them); no Gumbel noise on e; a
-time limit is not a termination; uniform replay unless `priority_exponent` is set; Adam. A simulation adds one node of
-either kind, so one env step of lookahead takes two simulations.
+Different here: e gets the two newest observations (as in LightZero; in the paper, all of them), and is standardized, as
+else most outcomes may get one code; no Gumbel noise on e; a time limit is not a termination; uniform replay unless
+`priority_exponent` is set; Adam. A simulation adds one node of either kind, so one env step of lookahead takes two
+simulations.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def loss(state: State, batch: Trajectory) -> dict[str, Tensor]:
     alive, known, value, weights = targets(state, batch)
     muzero_targets.prioritize(state, batch, value)
     pair = (trees.tree_map(lambda x: x[:, :steps].flatten(0, 1), obs) for obs in (batch.obs, batch.extras["next_obs"]))
-    encoded = network.encode_outcome(*pair).view(len(alive), steps, -1)
+    encoded = network.encode_outcome(*pair, learning=True).view(len(alive), steps, -1)
     code = latent.straight_through(encoded)
     states, afterstates, features = [network.represent(muzero_targets.at_step(batch.obs, 0))], [], []
     before = states[0]

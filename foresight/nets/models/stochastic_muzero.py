@@ -26,6 +26,8 @@ class ChanceModel(nn.Module):
     """
 
     eye: Tensor
+    code_mean: Tensor
+    code_var: Tensor
 
     def __init__(
         self,
@@ -58,15 +60,22 @@ class ChanceModel(nn.Module):
         self.after_value = CategoricalScalar(self.after.size, support, bin_width)
         self.watcher, self.between = watcher, MLP(2 * watcher.size, hidden, activation)
         self.code = orthogonal(nn.Linear(self.between.size, codes), 1.0)
+        self.register_buffer("code_mean", torch.zeros(codes))
+        self.register_buffer("code_var", torch.ones(codes))
         self.register_buffer("eye", torch.eye(max(actions, codes)), persistent=False)
 
     def represent(self, obs: Tree) -> Tensor:
         """The latent `[B, D]` of an observation."""
         return latent.unit_interval(self.into(self.encoder(obs)))
 
-    def encode_outcome(self, obs: Tree, next_obs: Tree) -> Tensor:
-        """Scores `[B, C]`: the largest is the code of the chance outcome between these observations."""
-        return self.code(self.between(torch.cat([self.watcher(obs), self.watcher(next_obs)], -1)))
+    def encode_outcome(self, obs: Tree, next_obs: Tree, learning: bool = False) -> Tensor:
+        """Scores `[B, C]`: the largest is the code of the chance outcome between these observations.
+
+        Each code's scores have mean 0 and variance 1 over the batch if `learning`, else over the batches of updates
+        (running statistics): no code can have the largest score of all outcomes.
+        """
+        scores = self.code(self.between(torch.cat([self.watcher(obs), self.watcher(next_obs)], -1)))
+        return functional.batch_norm(scores, self.code_mean, self.code_var, training=learning)
 
     def act(self, state: Tensor, action: Tensor) -> Tensor:
         """The latent of the afterstate, for actions int64 `[B]`."""

@@ -37,12 +37,15 @@ def test_it_trains_stops_and_resumes(module: ModuleType) -> None:
     assert last == config.steps and state.updates == 8 and len(state.replay) == 400
     assert before is not None
     assert any(not torch.equal(x, before[key]) for key, x in state.network.state_dict().items())
+    stored = state.replay.storage
+    assert stored is not None and stored.mask is not None
+    terminated = (stored.cut[:, 99] == 1) & (stored.discount[:, 99] == 0)
     assert list(module.train(config, env, state)) == []
     longer = build_config(module.Config, **{**SMALL, "steps": 440})
     *_, (step, _, after) = module.train(longer, env, state)
     assert step == 440 and after is state
-    assert state.replay.storage is not None
-    assert (state.replay.storage.mask[:, 99] == 0).all()  # the successor is unknown
+    assert torch.equal(stored.mask[:, 99] == 1, terminated)  # the successors of the others are unknown
+    assert not terminated.all()
 
 
 @pytest.mark.parametrize("module", ALL, ids=name)

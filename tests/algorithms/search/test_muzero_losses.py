@@ -132,7 +132,7 @@ class Line(torch.nn.Module):
     def chance(self, after: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
         return after, after
 
-    def encode_outcome(self, obs: Tensor, next_obs: Tensor) -> Tensor:
+    def encode_outcome(self, obs: Tensor, next_obs: Tensor, learning: bool) -> Tensor:
         return next_obs[..., :2]
 
     def outcome(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero
+from foresight.algorithms.search import efficientzero, gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
 from foresight.data.priorities import Prioritized
 from foresight.data.trajectory import Trajectory
 from foresight.errors import UserError
@@ -58,7 +58,10 @@ def test_an_update_sets_the_priorities_of_its_sequences(module: ModuleType) -> N
 @pytest.mark.parametrize("module", ALL, ids=name)
 @sabotaged_by("foresight.training.muzero_targets.summed", drop("weight"))
 def test_importance_weights_scale_the_loss_of_their_sequence(module: ModuleType) -> None:
-    """Becomes the uniform loss when all weights are 1; with weights 1 and 0 it is half the loss of the first."""
+    """Becomes the uniform loss when all weights are 1; with weights 1 and 0 it is half the loss of the first.
+
+    What is standardized over the batch depends on both sequences: there the losses with weights 1, 0 and 0, 1 add up.
+    """
     state, _, _ = filled(module, priority_exponent=1.0, reanalyze=0.0, batch_size=2)
     batch = muzero_targets.sample(state)
     assert (batch.extras["weight"] == 1).all()  # all priorities are still equal
@@ -72,10 +75,11 @@ def test_importance_weights_scale_the_loss_of_their_sequence(module: ModuleType)
         return module.loss(state, batch.replace(extras=extras).map(lambda x: x[rows]))
 
     uniform, weighted = losses(None, slice(2)), losses([1.0, 1.0], slice(2))
-    one, first = losses([1.0, 0.0], slice(2)), losses(None, slice(1))
+    one, other, first = losses([1.0, 0.0], slice(2)), losses([0.0, 1.0], slice(2)), losses(None, slice(1))
     for key in uniform:
         torch.testing.assert_close(weighted[key], uniform[key])
-        if key != "consistency":  # it is normalized over the batch
+        torch.testing.assert_close(one[key] + other[key], uniform[key])
+        if key != "consistency" and module is not stochastic_muzero:
             torch.testing.assert_close(one[key], first[key] / 2)
 
 
