@@ -230,6 +230,15 @@ def weight(name: str) -> str:
     return ".".join(_SUBMODULES.get(part, part) for part in name.split("."))
 
 
+# Buffers that networks did not have: the running statistics of Stochastic MuZero's codes, which were not standardized.
+_ADDED = ("code_mean", "code_var")
+
+
+def added(name: str) -> bool:
+    """Whether a `state_dict` may lack this weight, which is then left as it was built."""
+    return name.rpartition(".")[2] in _ADDED
+
+
 def address(text: str) -> str:
     """The present `module:Class` of a class named in a checkpoint."""
     module, _, name = text.partition(":")

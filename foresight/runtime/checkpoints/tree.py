@@ -347,8 +347,10 @@ class Decoder:
             raise MismatchError(f"{path} was a module, but build() made {type(template).__name__}")
         own = template.state_dict()
         nodes = {name if name in own else legacy.weight(name): part for name, part in node["module"]}
-        if set(own) != set(nodes):
-            raise MismatchError(f"{path} has other weights: {sorted(set(own) ^ set(nodes))[:4]}")
+        other = {name for name in set(own) ^ set(nodes) if name in nodes or not legacy.added(name)}
+        if other:
+            raise MismatchError(f"{path} has other weights: {sorted(other)[:4]}")
+        own = {name: target for name, target in own.items() if name in nodes}
         if not _plain(template, own):
             try:
                 template.load_state_dict({name: self(part, None, f"{path}.{name}") for name, part in nodes.items()})
