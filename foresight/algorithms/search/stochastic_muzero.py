@@ -31,6 +31,7 @@ from torch.nn import functional
 from foresight.data import trees
 from foresight.data.trajectory import Trajectory, Tree
 from foresight.envs.base import Env, Spaces, require_end, require_num_envs
+from foresight.errors import UserError
 from foresight.nets import encoders
 from foresight.nets.models.stochastic_muzero import ChanceModel
 from foresight.ops import diagnostics, latent
@@ -73,6 +74,10 @@ def build(config: Config, spaces: Spaces, device: str | torch.device = "cpu") ->
     training = config.training
     muzero_targets.check(config, "codes")
     muzero_targets.check_exploration(config)
+    if training.batch_size * config.unroll_steps < 2:
+        raise UserError(
+            "batch_size and unroll_steps are 1, but codes are standardized over the batch: raise batch_size."
+        )
     require_end(spaces, config.gamma)
     actions = muzero_targets.num_actions(spaces.action, "Stochastic MuZero")
     with torch.random.fork_rng(devices=[]):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from foresight.algorithms.search import stochastic_muzero
 from foresight.data.trajectory import Trajectory
 from foresight.envs.tabular.mdp import MDP, TableEnv
+from foresight.errors import UserError
 from foresight.nets.heads import CategoricalHead
 from foresight.training import muzero_targets
 from foresight.training.options import build_config
@@ -81,6 +83,9 @@ def test_scores_of_codes_are_standardized_so_that_no_code_has_all_outcomes() -> 
     torch.testing.assert_close(scores.var(0, correction=0), torch.ones(4), atol=1e-2, rtol=0)
     assert torch.equal(scores.argmax(-1), network.encode_outcome(*pair).argmax(-1))
     assert len(set(scores.argmax(-1).tolist())) > 1
+    alone = build_config(stochastic_muzero.Config, batch_size=1, unroll_steps=1)
+    with pytest.raises(UserError, match="raise batch_size"):
+        stochastic_muzero.build(alone, TableEnv(die(), 1).spaces)
 
 
 PAIRS = ((3, 4), (4, 5), (3, 5))  # the faces of coin 0, 1 and 2
