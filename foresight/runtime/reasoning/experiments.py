@@ -83,35 +83,41 @@ BEFORE_REWARDS = {
 def countdown_models(quick: bool, picture: Path) -> Values:
     """Greedy accuracy of the models on the same held-out problems; what rewards gain, and what is forgotten.
 
-    Seeds whose models are not in runs/ keep the figures that the result has.
+    Seeds whose models are not in runs/ keep the figures that the result has, as long as their rows have these seeds.
     """
-    names = dict.fromkeys((*BEFORE_REWARDS.values(), *BEFORE_REWARDS))
-    trained = set.intersection(*(set(_seeds(name)) for name in names))
     task = make("countdown", **_env("pretrain", "countdown-search"))
     file = reproduce.root() / "results" / "countdown-models.json"
-    each: dict[str, Values] = json.loads(file.read_text(encoding="utf-8"))["each"] if file.is_file() else {}
-    if not trained:
-        raise UserError(f"No seed of all of {', '.join(names)} is in runs/: run `foresight reproduce reasoning` first.")
-    for seed in sorted(trained):
-        solved = {name: _greedy(_policy(name, seed), task, 220) for name in names}
-        each[str(seed)] = {
-            "accuracy": {name: statistics.fmean(row) for name, row in solved.items()},
-            **{
-                key: {name: _share(solved[old], solved[name], score) for name, old in BEFORE_REWARDS.items()}
-                for key, score in (("formerly_unsolved", 0.0), ("still_solved", 1.0))
-            },
-        }
-    figures = {
-        key: {name: statistics.fmean(found[key][name] for found in each.values()) for name in rows}
-        for key, rows in next(iter(each.values())).items()
+    old: dict[str, dict[str, Values]] = json.loads(file.read_text(encoding="utf-8"))["each"] if file.is_file() else {}
+    each: dict[str, dict[str, Values]] = {}
+    solved: dict[tuple[str, int], list[float]] = {}
+    for name, before in BEFORE_REWARDS.items():
+        published = {str(seed) for seed in _published(name) & _published(before)}
+        each[name] = {seed: figures for seed, figures in old.get(name, {}).items() if seed in published}
+        for seed in sorted(set(_trained(name)) & set(_trained(before))):
+            for model in (name, before):
+                if (model, seed) not in solved:
+                    solved[model, seed] = _greedy(_policy(model, seed), task, 220)
+            first, last = solved[before, seed], solved[name, seed]
+            each[name][str(seed)] = {
+                "before": statistics.fmean(first), "accuracy": statistics.fmean(last),
+                "formerly_unsolved": _share(first, last, 0.0), "still_solved": _share(first, last, 1.0),
+            }  # fmt: skip
+    shared = set.intersection(*(set(rows) for rows in each.values()))
+    if not shared:
+        names = " ".join(dict.fromkeys((*BEFORE_REWARDS.values(), *BEFORE_REWARDS)))
+        raise UserError(f"No seed has all models: run `foresight reproduce reasoning --only {names}` first.")
+    mean = {
+        key: {name: statistics.fmean(rows[seed][key] for seed in shared) for name, rows in each.items()}
+        for key in ("before", "accuracy", "formerly_unsolved", "still_solved")
     }
-    accuracy = figures["accuracy"]
+    accuracy = {before: mean["before"][name] for name, before in BEFORE_REWARDS.items()} | mean["accuracy"]
     return {
-        "what": "Countdown with 3 numbers, models of our own", "seeds": sorted(map(int, each)),
-        "problems": len(task.test), **figures,
+        "what": "Countdown with 3 numbers, models of our own", "seeds": sorted(map(int, shared)),
+        "problems": len(task.test), "accuracy": accuracy,
+        **{key: mean[key] for key in ("formerly_unsolved", "still_solved")},
         "search_over_steps": accuracy["pretrain-countdown-search"] / max(accuracy["pretrain-countdown-steps"], 1e-9),
-        "gain": {name: accuracy[name] - accuracy[old] for name, old in BEFORE_REWARDS.items()},
-        "each": dict(sorted(each.items())),
+        "gain": {name: mean["accuracy"][name] - mean["before"][name] for name in each},
+        "each": {name: dict(sorted(rows.items())) for name, rows in each.items()},
     }  # fmt: skip
 
 
@@ -321,10 +327,21 @@ def _export(name: str, seed: int) -> str:
     return str(folder)
 
 
-def _seeds(name: str) -> list[int]:
-    """The seeds of a row that were trained."""
+def _published(name: str) -> set[int]:
+    """The seeds that the result of a row has."""
+    file = reproduce.root() / "results" / f"{name}.json"
+    return set(json.loads(file.read_text(encoding="utf-8"))["seeds"]) if file.is_file() else set()
+
+
+def _trained(name: str) -> list[int]:
+    """The seeds of a row whose models are in runs/."""
     folder = reproduce.root() / "runs" / "reproduce"
-    found = [seed for seed in range(3) if (folder / f"{name}-{seed}" / "export").is_dir()]
+    return [seed for seed in range(3) if (folder / f"{name}-{seed}" / "export").is_dir()]
+
+
+def _seeds(name: str) -> list[int]:
+    """The same. Raises UserError if there are none."""
+    found = _trained(name)
     if not found:
         _export(name, 0)  # raises
     return found

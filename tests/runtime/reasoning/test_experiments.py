@@ -52,7 +52,7 @@ def test_seeds_of_countdown_models_that_are_gone_keep_their_figures(tmp_path, mo
     trained = {"dapo-countdown-search": [0, 1]}
     monkeypatch.setattr(experiments.reproduce, "root", lambda: tmp_path)
     monkeypatch.setattr(experiments, "make", lambda name, **options: SimpleNamespace(test=[name] * 4))
-    monkeypatch.setattr(experiments, "_seeds", lambda name: trained.get(name, [0, 2]))
+    monkeypatch.setattr(experiments, "_trained", lambda name: trained.get(name, [0, 2]))
     monkeypatch.setattr(experiments, "_policy", lambda name, seed: name)
     monkeypatch.setattr(experiments, "_greedy", lambda name, task, most: solved[name.partition("-")[0]])
     first = experiments.countdown_models(True, tmp_path / "a.png")
@@ -60,14 +60,20 @@ def test_seeds_of_countdown_models_that_are_gone_keep_their_figures(tmp_path, mo
     assert first["still_solved"]["grpo-countdown-search"] == 0.5 and first["gain"]["dapo-countdown-search"] == 0.25
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "countdown-models.json").write_text(json.dumps(first))
+    for name in first["accuracy"]:
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps({"seeds": [0, 1, 2]}))
     solved["grpo"] = [1.0, 1.0, 1.0, 1.0]
     trained["dapo-countdown-search"] = [2]
+    monkeypatch.setattr(experiments, "_trained", lambda name: trained.get(name, [2]))
     both = experiments.countdown_models(True, tmp_path / "a.png")
-    assert both["seeds"] == [0, 2] and both["each"]["0"] == first["each"]["0"]
+    assert both["seeds"] == [0, 2]
+    assert all(rows["0"] == first["each"][name]["0"] for name, rows in both["each"].items())
     assert both["accuracy"]["grpo-countdown-search"] == pytest.approx((0.75 + 1.0) / 2)
     assert both["gain"]["grpo-countdown-search"] == pytest.approx((0.25 + 0.5) / 2)
+    (tmp_path / "results" / "grpo-countdown-steps.json").write_text(json.dumps({"seeds": [2]}))  # a new preset
+    assert experiments.countdown_models(True, tmp_path / "a.png")["seeds"] == [2]
     trained["dapo-countdown-search"] = [1]
-    with pytest.raises(UserError, match="No seed of all of"):
+    with pytest.raises(UserError, match="No seed has all models"):
         experiments.countdown_models(True, tmp_path / "a.png")
 
 
