@@ -14,13 +14,13 @@ from foresight.training import muzero_targets
 from foresight.training.options import build_config
 from tests.sabotage import change, flip_sign, sabotaged_by
 
-HELD = 0.5  # what holding earns; rolling, and then naming what is shown, earns 1
+HELD = 0.4  # what holding earns; rolling, and then naming what is shown, earns 1
 
 
 def die() -> MDP:
     """State 0: hold, or roll (two actions) and see one of three faces, states 1 to 3; naming it earns 1. 4 is the end.
 
-    Random play earns ⅓ · ½ + ⅔ · ⅓ = 7/18, the best 1.
+    Random play earns ⅓ · 0.4 + ⅔ · ⅓ = 16/45, the best 1.
     """
     following = torch.full((5, 3, 3), 4, dtype=torch.int32)
     prob, discount = torch.zeros(5, 3, 3, dtype=torch.float64), torch.zeros(5, 3, 3, dtype=torch.float64)
@@ -43,17 +43,17 @@ def test_stochastic_muzero_learns_what_a_die_may_show() -> None:
     """Training ends when the actions are the best there are, and each face has a code and its probability."""
     config = build_config(
         stochastic_muzero.Config,
-        seed=4, steps=2_500, num_envs=8, simulations=10, codes=8, n_steps=2, unroll_steps=2, batch_size=64,
-        train_every=8, learning_starts=200, reanalyze=0.0, latent_size=8, hidden=(32,), support=3, learning_rate=5e-3,
+        seed=5, steps=1_600, num_envs=8, simulations=10, codes=16, n_steps=2, unroll_steps=2, batch_size=64,
+        train_every=4, learning_starts=200, reanalyze=0.0, latent_size=8, hidden=(32,), support=3, learning_rate=5e-3,
         value_coef=1.0,
     )  # fmt: skip
     tables = torch.cartesian_prod(*[torch.arange(3)] * 4)
     random = torch.stack([earned(table) for table in tables]).mean()
-    assert 0.38 < random < 0.4
+    assert abs(random - 16 / 45) < 1e-6
     learned = False
     for step, metrics, state in stochastic_muzero.train(config, TableEnv(die(), config.num_envs)):
         assert metrics.get("value_loss", 1.0) > 0  # as of any distribution; what is learned is seen much later
-        if learned := step > 1_000 and step % 256 == 0 and _knows_the_die(state):
+        if learned := step > 500 and step % 256 == 0 and _knows_the_die(state):
             break
     assert learned
 
