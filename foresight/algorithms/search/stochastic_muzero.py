@@ -12,10 +12,10 @@ Kept: chance nodes in the tree, where codes are tried in proportion to σ; a fix
 straight-through gradient into their encoder, and the commitment term; afterstate values; MuZero's search, returns and
 unroll, and reanalysis of a share of the targets with a target network.
 
-Different here: e gets the two newest observations (as in LightZero; in the paper, all of them), and is standardized, as
-else most outcomes may get one code; no Gumbel noise on e; a time limit is not a termination; uniform replay unless
-`priority_exponent` is set; Adam. A simulation adds one node of either kind, so one env step of lookahead takes two
-simulations.
+Different here: e gets the two newest observations (as in LightZero; in the paper, all of them), and is standardized
+over the batch, because otherwise most outcomes may share one code; no Gumbel noise on e; a time limit is not a
+termination; uniform replay unless `priority_exponent` is set; Adam. A simulation adds one node of either kind, so one
+env step of lookahead takes two simulations.
 """
 
 from __future__ import annotations
