@@ -236,16 +236,8 @@ def test_dqn_had_no_count_of_gradient_steps(tmp_path: Path) -> None:
 @sabotaged_by("foresight.runtime.legacy.added", lambda f: lambda name: False)
 def test_codes_of_stochastic_muzero_were_not_standardized(tmp_path: Path) -> None:
     """Their scores have the mean 0 and the variance 1 that the network is built with: all codes stay what they were."""
-    small = {"num_envs": 2, "hidden": (8,), "simulations": 2, "codes": 2, "learning_starts": 32, "latent_size": 4}
-    run.train(
-        "stochastic_muzero",
-        env="CartPole-v1",
-        steps=64,
-        out=tmp_path / "run",
-        show=False,
-        evaluation_episodes=1,
-        **small,
-    )
+    small = {"steps": 64, "num_envs": 2, "hidden": (8,), "simulations": 2, "codes": 2, "learning_starts": 32}
+    run.train("stochastic_muzero", env="CartPole-v1", out=tmp_path / "run", show=False, evaluation_episodes=1, **small)
     (saved,) = (tmp_path / "run" / "checkpoints").glob("*/state.json")
     text, count = re.subn(r'\["code_(mean|var)", \{"tensor": \[[^\]]*\]\}\], ', "", saved.read_text(encoding="utf-8"))
     assert count == 4  # of the network and of the target network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import time
@@ -89,15 +90,16 @@ def countdown_models(quick: bool, picture: Path) -> Values:
     file = reproduce.root() / "results" / "countdown-models.json"
     old: dict[str, dict[str, Values]] = json.loads(file.read_text(encoding="utf-8"))["each"] if file.is_file() else {}
     each: dict[str, dict[str, Values]] = {}
-    solved: dict[tuple[str, int], list[float]] = {}
+
+    @functools.cache  # two rows may begin with one model
+    def solved(name: str, seed: int) -> list[float]:
+        return _greedy(_policy(name, seed), task, 220)
+
     for name, before in BEFORE_REWARDS.items():
         published = {str(seed) for seed in _published(name) & _published(before)}
         each[name] = {seed: figures for seed, figures in old.get(name, {}).items() if seed in published}
         for seed in sorted(set(_trained(name)) & set(_trained(before))):
-            for model in (name, before):
-                if (model, seed) not in solved:
-                    solved[model, seed] = _greedy(_policy(model, seed), task, 220)
-            first, last = solved[before, seed], solved[name, seed]
+            first, last = solved(before, seed), solved(name, seed)
             each[name][str(seed)] = {
                 "before": statistics.fmean(first), "accuracy": statistics.fmean(last),
                 "formerly_unsolved": _share(first, last, 0.0), "still_solved": _share(first, last, 1.0),
