@@ -50,6 +50,7 @@ def _sampled(name: str, folder: Path) -> dict[str, Any]:
     data = folder / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}+1?"}) + "\n" for i in range(12)))
     options = {"task": str(data), **TINY, "prompts": 3, "max_new_tokens": 6, "micro_tokens": 1, **SAMPLED[name]}
+    options["learning_rate"] = 1e-3  # at ten times this rate updates of four steps amplify the rounding of sums
     return options if name == "rlhf_ppo" else {**options, "group": 3}
 
 
@@ -149,10 +150,10 @@ def test_two_processes_sample_and_learn_what_one_does(name, together, tmp_path):
     together, _ = together(name)
     for one, other in zip(alone.metrics(), together.metrics(), strict=True):
         for key in {"reward", "length", "loss", "grad_norm", "entropy", "kl", "teacher_kl"} & set(one):
-            assert one[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5), key
+            assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-6), key
     here, there = (_weights(folder) for folder in (alone.path / "export", together.path / "export"))
     for key, value in here.items():
-        torch.testing.assert_close(value, there[key], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(value, there[key], atol=5e-5, rtol=1e-4)
     assert together.evaluation == alone.evaluation
 
 
