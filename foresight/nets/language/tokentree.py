@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 ROOT = -1
+BLOCK = 64  # queries with keys in common
 
 
 class TokenTree:
@@ -47,10 +49,53 @@ class TokenTree:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention: query `[1, H, N, D]`, key and value `[1, KV, N, D]` to `[1, N, H, D]`."""
+        if query.is_cpu and self._blocks is not None:
+            return self._attend_in_blocks(query, key, value, scale, *self._blocks)
         if self._bias is None:
-            bias = torch.zeros(self.sees.shape, dtype=query.dtype).masked_fill_(~self.sees, -torch.inf)
-            self._bias = bias.to(query.device)
+            self._bias = _bias(self.sees, query.dtype).to(query.device)
         mixed = functional.scaled_dot_product_attention(
             query, key, value, self._bias, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
         return mixed.transpose(1, 2)
+
+    @functools.cached_property
+    def _blocks(self) -> tuple[Tensor, Tensor] | None:
+        """The keys that any of `BLOCK` adjacent queries sees, `[C, W]`, and the bias of these, `[C, 1, BLOCK, W]`.
+
+        None unless W is less than half of N: most queries of few rows see most keys.
+        """
+        parts = self.sees.split(BLOCK)
+        seen = [part.any(0).nonzero().flatten() for part in parts]
+        width = max(map(len, seen))
+        if 2 * width >= len(self):
+            return None
+        keys = torch.zeros(len(parts), width, dtype=torch.int64)
+        bias = torch.full((len(parts), 1, BLOCK, width), -torch.inf)
+        for block, (part, visible) in enumerate(zip(parts, seen, strict=True)):
+            keys[block, : len(visible)] = visible
+            bias[block, 0, : len(part), : len(visible)] = _bias(part[:, visible])
+            bias[block, 0, len(part) :] = 0.0  # padding, whose result is dropped
+        return keys, bias
+
+    def _attend_in_blocks(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, keys: Tensor, bias: Tensor
+    ) -> Tensor:
+        """`attend` of blocks of queries over their keys.
+
+        At least in float32: torch's gradient in bfloat16 takes longer on a CPU, and these products are small.
+        """
+        heads, nodes, size = query.shape[1:]
+        kind = torch.promote_types(query.dtype, torch.float32)
+        padded = functional.pad(query.to(kind), (0, 0, 0, len(keys) * BLOCK - nodes))
+        blocks = padded.view(heads, len(keys), BLOCK, size).transpose(0, 1)
+        key, value = (x[0].to(kind)[:, keys].transpose(0, 1) for x in (key, value))  # [C, KV, W, D]
+        with torch.autocast("cpu", enabled=False):
+            mixed = functional.scaled_dot_product_attention(
+                blocks, key, value, bias.to(kind), scale=scale, enable_gqa=heads != key.shape[1]
+            )
+        return mixed.transpose(1, 2).reshape(1, -1, heads, size)[:, :nodes].to(query.dtype)
+
+
+def _bias(sees: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """-inf where a query does not see a key."""
+    return torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, -torch.inf)
