@@ -61,7 +61,8 @@ class Config:
     group: int = 8
     """Completions per prompt, G (paper: 16)."""
     prompt_sampling: str = "uniform"
-    """"uniform", or by "learnability": questions answered rightly half of the time are the likeliest."""
+    """"uniform", by "learnability" (questions answered rightly half of the time are the likeliest), or "hardest" (of 16
+    times as many, those whose greedy answer has the lowest reward)."""
     max_new_tokens: int = 16
     """Maximum tokens per completion (paper: 20480)."""
     temperature: float = 1.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foresight.envs.text.task import Example, TextTask
 
 FULL_AT = 0.5  # of a run: from here on it samples from all examples
-SAMPLING = ("uniform", "learnability")
+SAMPLING = ("uniform", "learnability", "hardest")
 FADING = 0.5  # weight of earlier completions each time an example is sampled again: the policy has changed
 
 

@@ -24,6 +24,7 @@ from foresight.planning.generation.decoding import Completer, generate
 from foresight.planning.generation.dialogue import Dialogues
 from foresight.planning.generation.multi_turn import converse
 
+CANDIDATES = 16  # times as many prompts as an update has, of which the hardest are kept
 ANSWERS = 1024  # prompts in a batch of answers; the sampler decides how many rows it decodes at once
 
 
@@ -323,15 +324,19 @@ def sample(state: Sampler, task: TextTask) -> TextRollout:
     """`sample_groups` with the policy, generator and Config of a State (a Config without `group`: 1).
 
     With the `prompt_sampling` "learnability", prompts are drawn by the State's `counts` of their completions, to which
-    these are added (`envs.text.curriculum`).
+    these are added (`envs.text.curriculum`); with "hardest", by the rewards of their greedy answers.
     """
-    if getattr(state.config, "prompt_sampling", "uniform") == "uniform":
+    sampling = getattr(state.config, "prompt_sampling", "uniform")
+    if sampling == "uniform":
         return sample_groups(state.policy, task, *_arguments(state))
-    assert isinstance(state, CountingSampler)
     if state.policy.collector is not None:
         raise UserError(
-            "prompt_sampling learnability needs the rewards of an update before the next: leave out --staleness."
+            f"prompt_sampling {sampling} needs the policy of an update before its prompts are drawn: leave out "
+            "--staleness."
         )
+    if sampling == "hardest":
+        return _hardest(state, task)
+    assert isinstance(state, CountingSampler)
     if task.curriculum < 1:
         raise UserError("A curriculum and prompt_sampling learnability both choose the prompts: leave one of them out.")
     _require_prompts(task, state.config.prompts)
@@ -340,6 +345,21 @@ def sample(state: Sampler, task: TextTask) -> TextRollout:
     rollout = sample_groups(state.policy, task, *_arguments(state), [task.train[i] for i in chosen])
     curriculum.count_(state.counts.table, chosen, rollout.rewards)
     return rollout
+
+
+def _hardest(state: Sampler, task: TextTask) -> TextRollout:
+    """Groups of the prompts whose greedy answers have the lowest rewards, of `CANDIDATES` times as many.
+
+    The mean reward of these answers is a metric: unlike that of the groups, it is of prompts drawn uniformly.
+    """
+    arguments = prompts, _, max_new_tokens, _, generator, progress = _arguments(state)
+    _require_prompts(task, prompts)
+    count = min(CANDIDATES * prompts, len(task.pool(progress, prompts)))
+    drawn = draw(task, count, generator, progress)
+    greedy = sample_groups(state.policy, task, count, 1, max_new_tokens, 0.0, generator, progress, drawn).rewards[:, 0]
+    hardest = greedy.nan_to_num(math.inf).argsort(stable=True)[:prompts].tolist()  # those drawn first where equal
+    rollout = sample_groups(state.policy, task, *arguments, [drawn[i] for i in hardest])
+    return dataclasses.replace(rollout, counts=rollout.counts | {"greedy_reward": greedy.nanmean().item()})
 
 
 def sample_until(

@@ -1,4 +1,5 @@
-"""Prompts by learnability: how often each is drawn, what is counted, and that a resumed run continues to count."""
+"""Prompts by learnability: how often each is drawn, what is counted, and that a resumed run continues to count; and
+the hardest of several."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from foresight.algorithms.language import cispo, dapo, dr_grpo, grpo, gspo, rloo
 from foresight.envs.text import curriculum
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import LostError, UserError
+from foresight.planning.generation import rollout
 from foresight.planning.generation.rollout import draw, sample, sample_until
 from foresight.runtime.checkpoints import checkpoint
 from tests.algorithms.language.group_runs import build
@@ -123,6 +125,47 @@ def test_rewards_that_are_no_rates_and_a_second_choice_of_prompts_are_refused():
     state.policy.collector = object()
     with pytest.raises(UserError, match="leave out --staleness"):
         sample(state, TASK)
+
+
+REWARDS = {"1?": 0.0, "4?": 0.5, "6?": math.nan}  # two hard questions, and one whose answers cannot be scored
+HARD = dataclasses.replace(TASK, grader=lambda examples, answers: [REWARDS.get(e.prompt, 1.0) for e in examples])
+
+
+@sabotaged_by(
+    "foresight.planning.generation.rollout._hardest", lambda f: lambda state, task: sample(build(grpo, prompts=2), task)
+)
+@pytest.mark.parametrize("module", FAMILY, ids=lambda module: module.__name__.rsplit(".", 1)[-1])
+def test_the_hardest_questions_are_those_with_the_lowest_rewards_of_greedy_answers(module):
+    state = build(module, prompts=2, steps=3, prompt_sampling="hardest")
+    for _, metrics, _ in module.train(state.config, HARD, state):
+        assert {one["prompt"] for one in metrics["samples"]} == {"1?", "4?"}
+        assert metrics["greedy_reward"] == pytest.approx(5.5 / 7)
+
+
+def test_of_more_questions_than_candidates_only_these_are_answered_before(monkeypatch):
+    monkeypatch.setattr(rollout, "CANDIDATES", 2)
+    graded = list[list[str]]()
+
+    def grade(examples, answers):
+        graded.append([one.prompt for one in examples])
+        return HARD.grade(examples, answers)
+
+    state = build(grpo, prompts=2, prompt_sampling="hardest")
+    for _ in range(12):
+        kept = [one.prompt for one in sample(state, dataclasses.replace(HARD, grader=grade)).examples]
+        candidates, _ = graded[-2:]
+        assert len(candidates) == len(set(candidates)) == 4
+        assert kept == sorted((one for one in candidates if one != "6?"), key=lambda one: REWARDS.get(one, 1.0))[:2]
+    assert len({tuple(one) for one in graded[::2]}) > 6
+
+
+def test_the_hardest_questions_need_the_present_policy():
+    state = build(grpo, prompts=2, prompt_sampling="hardest")
+    state.policy.collector = object()
+    with pytest.raises(UserError, match=r"hardest needs the policy .* leave out --staleness"):
+        sample(state, HARD)
+    with pytest.raises(UserError, match="8 training prompts"):
+        sample(build(grpo, prompts=9, prompt_sampling="hardest"), HARD)
 
 
 def test_the_default_draws_as_before():
