@@ -112,7 +112,8 @@ def countdown_models(quick: bool, picture: Path) -> Values:
         key: {name: statistics.fmean(rows[seed][key] for seed in shared) for name, rows in each.items()}
         for key in ("before", "accuracy", "formerly_unsolved", "still_solved")
     }
-    accuracy = {before: mean["before"][name] for name, before in BEFORE_REWARDS.items()} | mean["accuracy"]
+    newest = sorted(BEFORE_REWARDS, key=lambda name: bool(_trained(name)))  # kept figures may be of earlier models
+    accuracy = {BEFORE_REWARDS[name]: mean["before"][name] for name in newest} | mean["accuracy"]
     return {
         "what": "Countdown with 3 numbers, models of our own", "seeds": sorted(map(int, shared)),
         "problems": len(task.test), "accuracy": accuracy,

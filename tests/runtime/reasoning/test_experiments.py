@@ -75,6 +75,12 @@ def test_seeds_of_countdown_models_that_are_gone_keep_their_figures(tmp_path, mo
     trained["dapo-countdown-search"] = [1]
     with pytest.raises(UserError, match="No seed has all models"):
         experiments.countdown_models(True, tmp_path / "a.png")
+    (tmp_path / "results" / "grpo-countdown-steps.json").write_text(json.dumps({"seeds": [0, 2]}))
+    (tmp_path / "results" / "countdown-models.json").write_text(json.dumps(both))
+    solved["pretrain"], trained["dapo-countdown-search"] = [1.0, 1.0, 1.0, 1.0], []  # trained again, but not by DAPO
+    newest = experiments.countdown_models(True, tmp_path / "a.png")
+    assert newest["accuracy"]["pretrain-countdown-search"] == pytest.approx((0.5 + 1.0) / 2)
+    assert newest["each"]["dapo-countdown-search"] == both["each"]["dapo-countdown-search"]
 
 
 def test_figures_of_query_time_methods_are_means_over_seeds(tmp_path, monkeypatch):
