@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FEW = 8  # tokens of one row that the compiled loops take at once
-PACK = 24  # steps of decoding from which packing the weights pays
+PACK = 8  # steps of decoding from which packing the weights pays
 KIND = torch.bfloat16  # the dtype of packed weights
 ABLE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")  # layers of transformers
