@@ -29,6 +29,7 @@ MOST = 1.05  # times the budget: whole rollouts may exceed it
 CONVERGING = ("sweeps", "updates")  # units of tabular algorithms whose steps are a maximum
 QUICK = 100  # --quick trains a hundredth of the steps
 QUICK_EPISODES = 2  # of an evaluation then, in suites of many environments
+MEMORY = ("micro_tokens", "gradient_checkpointing")  # fields that change memory and time alone
 Report = Callable[[str], None]
 
 
@@ -365,7 +366,8 @@ def stored(what: Trained, file: Path, quick: bool = False) -> dict[int, dict[str
 
     Raises UserError if they are of other settings than the row's. A file of an older version holds no settings: of it
     the steps and the episodes are compared, but not fewer steps of runs that may end before their maximum, nor the 1
-    that stands for all texts of an evaluation. Fields that the file lacks are newer: its runs had their defaults.
+    that stands for all texts of an evaluation. Fields that the file lacks are newer: its runs had their defaults. Those
+    of `MEMORY` may differ: the figures do not depend on them.
     """
     if not file.is_file():
         return {}
@@ -376,7 +378,9 @@ def stored(what: Trained, file: Path, quick: bool = False) -> dict[int, dict[str
         newer = {name: value for name, value in defaults_of(what).items() if name not in old and name in wanted}
         old = {**newer, **old}
     changed = [
-        f"{name} {value!r}, now {wanted.get(name)!r}" for name, value in old.items() if value != wanted.get(name)
+        f"{name} {value!r}, now {wanted.get(name)!r}"
+        for name, value in old.items()
+        if value != wanted.get(name) and name not in MEMORY
     ]
     budget, episodes = wanted.get("steps"), wanted["evaluation_episodes"]
     least = 0 if _ended_early(what, wanted, document["steps"]) else budget

@@ -276,6 +276,10 @@ def test_seeds_are_added_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert both["settings"] == first["settings"] and both["settings"]["epsilon"] and both["settings"]["steps"] == 40
     assert "--more" not in both["command"]  # the command that makes all of it
     assert more(row, 1) == [] and json.loads(file.read_text()) == both  # nothing is lost
+    both["settings"]["micro_tokens"] = 384  # changes memory and time alone
+    file.write_text(json.dumps(both))
+    assert more(row, 1) == []
+    del both["settings"]["micro_tokens"]
     for other in (
         dataclasses.replace(row, options={"epsilon": 0.7}),
         dataclasses.replace(row, env="FrozenLake-v1"),
