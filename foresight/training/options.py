@@ -33,7 +33,7 @@ class Tuning:
     """Bound of the gradient norm of each model."""
     gradient_checkpointing: bool = False
     """Whether layers store only their inputs and are recomputed in the backward pass: less memory, the same values."""
-    micro_tokens: int = 512
+    micro_tokens: int = 768
     """Distinct tokens per micro-batch, prompts included: fewer need less memory and more time; same gradient."""
 
 

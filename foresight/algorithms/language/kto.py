@@ -66,7 +66,7 @@ class Config:
     """AdamW (TRL: no higher than this at β = 0.1)."""
     max_new_tokens: int = 64
     """Maximum tokens per completion, in evaluation."""
-    tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
+    tuning: Tuning = Tuning(anneal_lr=True)
     """How the model is tuned (`training.options`)."""
 
 

@@ -57,7 +57,7 @@ class Config:
     """AdamW; as in sft, whose term is the larger one."""
     max_new_tokens: int = 64
     """Maximum tokens per completion, in evaluation."""
-    tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
+    tuning: Tuning = Tuning(anneal_lr=True)
     """How the model is tuned (`training.options`)."""
 
 

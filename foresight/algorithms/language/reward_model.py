@@ -78,7 +78,7 @@ class Config:
     """λ: weight of the language-modeling loss on chosen answers or right steps. 0: none."""
     learning_rate: float = 1e-5
     """AdamW (paper: 9e-6 for 6B parameters)."""
-    tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
+    tuning: Tuning = Tuning(anneal_lr=True)
     """How the model is tuned (`training.options`)."""
 
 

@@ -59,7 +59,7 @@ class Config:
     """Whether to train on every answer of a conversation (`messages`), or only on the last."""
     max_new_tokens: int = 64
     """Maximum tokens per completion, in evaluation."""
-    tuning: Tuning = Tuning(anneal_lr=True, micro_tokens=768)
+    tuning: Tuning = Tuning(anneal_lr=True)
     """How the model is tuned (`training.options`)."""
 
 

@@ -1,4 +1,4 @@
-"""`rms_norm` against the four operations that define it."""
+"""`rms_norm` and `swiglu` against the operations that define them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from foresight.nets.language import checkpointing
 from tests.sabotage import change, sabotaged_by
@@ -62,3 +63,25 @@ def test_a_deep_copy_uses_its_own_weight():
         other.weight.zero_()
     assert torch.equal(norm(x), before)
     assert not other(x).any()
+
+
+def swapped(original):
+    return lambda gate, up: original(up, gate)
+
+
+@sabotaged_by("foresight.nets.language.checkpointing.swiglu", swapped)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swiglu_is_bit_identical_and_saves_its_arguments_alone(dtype):
+    saved = []
+    results = []
+    for function in (lambda gate, up: functional.silu(gate) * up, checkpointing.swiglu):
+        torch.manual_seed(0)
+        gate, up = (torch.randn(5, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
+            y = function(gate, up)
+        y.backward(torch.randn(5, 8, dtype=dtype))
+        results.append((y, gate.grad, up.grad))
+        saved.append({x.data_ptr() for x in kept})
+    assert all(map(torch.equal, *results))
+    assert len(saved[1]) == 2 < len(saved[0])
