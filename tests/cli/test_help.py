@@ -78,11 +78,16 @@ def test_list_and_show_print_json(call: Callable, push: object) -> None:
 
 def test_list_and_show_print_text(call: Callable, push: object) -> None:
     table = call("list").out
-    assert "ppo" in table and "more" in table and "no published result" in table
+    assert "ppo" in table and "more" in table
     assert "results/ppo-CartPole-v1.json" in call("show", "ppo").out and "not run" in call("show", "push.py").out
     text = call("show", "push.py").out
     assert "always push right" in text and "learning_rate" in text and "made up" in text
     assert "\x1b" not in text
+
+
+def test_list_names_algorithms_without_results(call: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foresight.runtime.results.results.rows", list)
+    assert "no published result" in call("list").out
 
 
 def test_version(call: Callable) -> None:
