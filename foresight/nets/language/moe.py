@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from foresight.nets.language.checkpointing import swiglu
 from foresight.ops import routing
 
 
@@ -69,7 +70,7 @@ class MixtureOfExperts(nn.Module):
         for expert in range(self.experts):
             place, rank = (routed.chosen == expert).nonzero(as_tuple=True)
             gate, up = functional.linear(flat[place], self.up[expert]).chunk(2, -1)
-            parts.append(functional.linear(functional.silu(gate) * up, self.down[expert]) * weights[place, rank, None])
+            parts.append(functional.linear(swiglu(gate, up), self.down[expert]) * weights[place, rank, None])
             places.append(place)
         rows = torch.cat(parts)
         total = torch.zeros_like(flat, dtype=rows.dtype).index_add(0, torch.cat(places), rows)

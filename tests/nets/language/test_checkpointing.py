@@ -85,3 +85,26 @@ def test_swiglu_is_bit_identical_and_saves_its_arguments_alone(dtype):
         saved.append({x.data_ptr() for x in kept})
     assert all(map(torch.equal, *results))
     assert len(saved[1]) == 2 < len(saved[0])
+
+
+def plain_mlp(original):
+    return lambda gate, up: functional.silu(gate) * up
+
+
+@sabotaged_by("foresight.nets.language.checkpointing.swiglu", plain_mlp)
+def test_an_mlp_of_transformers_saves_less_and_computes_the_same():
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    plain = LlamaMLP(LlamaConfig(hidden_size=32, intermediate_size=48, hidden_act="silu"))
+    used = copy.deepcopy(plain)
+    checkpointing.use(used)
+    x, kept = torch.randn(5, 32), []
+    for mlp in (plain, used):
+        saved = set()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.add(t.data_ptr()) or t, lambda t: t):
+            y = mlp(x)
+        y.sum().backward()
+        kept.append(len(saved))
+    assert torch.equal(plain(x), used(x)) and kept[1] < kept[0]
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), used.parameters(), strict=True))

@@ -9,7 +9,7 @@ import pytest
 
 from foresight.errors import UserError
 from foresight.runtime import catalog
-from foresight.runtime.results import atari100k, reproduce, results, suites
+from foresight.runtime.results import atari100k, reproduce, results, row_settings, suites
 from tests.sabotage import sabotaged_by, scaled
 
 
@@ -76,18 +76,18 @@ def test_each_game_is_trained_and_the_aggregate_written(tmp_path: Path, monkeypa
 def test_a_quick_run_makes_updates_and_evaluates_little() -> None:
     rows = {row.result: row for row in suites.suites()["atari100k"].runs}
     for name, starts in (("dreamer-atari100k-Pong", 1_024), ("storm-atari100k-Pong", 1_024)):
-        found = reproduce.settings_of(rows[name], quick=True)
+        found = row_settings.settings_of(rows[name], quick=True)
         assert found["learning_starts"] == starts < found["steps"] == 1_034
         # DreamerV3 replays 128 rows a step, in updates of 1,024: learning starts with the row of step 1,024 itself.
         assert (found["steps"] - starts + 1) * found.get("train_ratio", 1_024) >= 1_024
         assert found["evaluation_episodes"] == 2
-        assert reproduce.settings_of(rows[name])["evaluation_episodes"] == 20
+        assert row_settings.settings_of(rows[name])["evaluation_episodes"] == 20
 
 
 def test_each_algorithm_has_its_protocol() -> None:
     rows = {row.result: row for row in suites.suites()["atari100k"].runs}
     options = {
-        name: reproduce.settings_of(rows[f"{name}-atari100k-Boxing"])["env_options"] for name in ("dreamer", "storm")
+        name: row_settings.settings_of(rows[f"{name}-atari100k-Boxing"])["env_options"] for name in ("dreamer", "storm")
     }
     for found in options.values():
         assert (found["image_size"], found["gray"], found["frame_stack"], found["fire_reset"]) == (64, False, 1, False)

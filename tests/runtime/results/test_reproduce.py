@@ -19,7 +19,7 @@ import pytest
 from foresight.errors import UserError
 from foresight.runtime import bench, catalog
 from foresight.runtime.monitoring import log
-from foresight.runtime.results import reproduce, results, suites, sutton_barto
+from foresight.runtime.results import reproduce, results, row_settings, suites, sutton_barto
 from foresight.training.options import field_types
 from tests.cli.conftest import call as call  # the command line as a fixture
 
@@ -302,7 +302,7 @@ def test_seeds_are_added_to_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert more(dataclasses.replace(row, seeds=4)) == [("row-3", 3)]
     assert [run.get("machine") for run in json.loads(file.read_text())["runs"]] == [None, *[{"cores": 4}] * 3]
     before = file.read_text()
-    reproduce.trained(row, tmp_path, tmp_path, "another command", False, print, [1], reproduce.stored(row, file))
+    reproduce.trained(row, tmp_path, tmp_path, "another command", False, print, [1], row_settings.stored(row, file))
     assert made.pop() == ("row-1", 1) and file.read_text() == before  # only its run was needed
     assert more(row, add=False) == [("row-0", 0), ("row-1", 1), ("row-2", 2)]
     with pytest.raises(UserError, match="choose one"):
@@ -366,7 +366,7 @@ def test_a_run_that_ended_before_its_maximum_is_of_the_same_settings(tmp_path: P
         facts = {"runs": [{"seed": 0}], "steps": steps, "unit": "u", "versions": {}, "machine": {}}
         file.write_text(json.dumps({**facts, "episodes": episodes}))
         try:
-            return "" if reproduce.stored(row, file) else "nothing is stored"
+            return "" if row_settings.stored(row, file) else "nothing is stored"
         except UserError as error:
             return str(error)
 
@@ -382,7 +382,7 @@ def test_a_run_that_ended_before_its_maximum_is_of_the_same_settings(tmp_path: P
 def test_seeds_can_be_added_to_the_published_results() -> None:
     def refused(row: suites.Trained) -> bool:
         try:
-            return reproduce.stored(row, reproduce.root() / "results" / f"{row.result}.json") is None
+            return row_settings.stored(row, reproduce.root() / "results" / f"{row.result}.json") is None
         except UserError:
             return True
 
