@@ -22,7 +22,7 @@ from foresight.runtime.evaluation import evaluate
 from foresight.runtime.monitoring import ended, log
 from foresight.runtime.results import atari100k
 from foresight.runtime.results.results import gather
-from foresight.runtime.results.row_settings import episodes_of, planned, settings_of, steps_of, stored
+from foresight.runtime.results.row_settings import MEMORY, episodes_of, planned, settings_of, steps_of, stored
 from foresight.runtime.results.suites import Experiment, Trained, made_by, suites
 
 Report = Callable[[str], None]
@@ -323,14 +323,17 @@ def one(
     env: str | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """The summary of one seed: read, resumed or trained. An existing run with other settings is moved aside."""
+    """The summary of one seed: read, resumed or trained. An existing run with other settings is moved aside.
+
+    Fields of `MEMORY` may differ.
+    """
     from foresight.runtime import run
     from foresight.runtime.config import resolve, settings
 
     given = {**fields, "seed": seed, **({} if steps is None else {"steps": steps})}
     if (out / "config.yaml").is_file():
         wanted = resolve.resolve(name, preset=preset, env=env, env_options=env_options, episodes=episodes, given=given)
-        if changed := settings.differences(settings.Settings.read(out), wanted):
+        if changed := [x for x in settings.differences(settings.Settings.read(out), wanted) if x not in MEMORY]:
             print(f"{out} was trained with another {', '.join(changed)}: moved to {_move_aside(out)}", file=sys.stderr)
     elif any((out / part).exists() for part in run.HOLDS_A_RUN):
         print(f"{out} has no config.yaml and cannot be resumed: moved to {_move_aside(out)}", file=sys.stderr)

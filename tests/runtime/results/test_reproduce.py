@@ -108,7 +108,9 @@ def test_a_suite_is_run_and_its_presets_are_read_the_second_time(
     assert (tmp_path / "runs" / "sarsa-CliffWalking-v1-0" / "summary.json").stat().st_mtime_ns == made
 
 
-def test_a_run_of_other_settings_is_kept_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_other_settings_is_kept_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def made(seed: int = 0, steps: int = 40, **fields: Any) -> dict[str, Any]:
         return reproduce.one("sarsa", "CliffWalking-v1", seed, tmp_path / "run", 2, steps, False, **fields)
 
@@ -129,6 +131,8 @@ def test_a_run_of_other_settings_is_kept_aside(tmp_path: Path, capsys: pytest.Ca
     slippery = made(env_options={"is_slippery": True})
     assert "env_options" in capsys.readouterr().err
     assert slippery != first and made(env_options={"is_slippery": True}) == slippery
+    monkeypatch.setattr(reproduce, "MEMORY", ("epsilon",))  # as a field that changes memory and time alone
+    assert made(epsilon=0.5, env_options={"is_slippery": True}) == slippery
 
 
 def test_rows_are_chosen_and_those_that_are_there_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
