@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 ROWS = 64  # per slice
+LOWEST = -1e4  # e^x is 0 below, and products with x are finite
 
 
 def token_logprob(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -31,6 +32,14 @@ def _wide(logits: Tensor, temperature: float) -> Tensor:
 class _TokenLogprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        from foresight.ops.fused import tokens as fused  # late: numba is slow to import
+
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        if fused.able(logits):
+            logprob, entropy, total = fused.token_logprob(logits, tokens, temperature)
+            ctx.save_for_backward(logits, tokens, total, entropy)
+            return logprob, entropy
         totals, chosen, entropies = [], [], []
         for rows, picked in zip(logits.split(ROWS), tokens.split(ROWS), strict=True):
             scaled = _wide(rows, temperature)
@@ -45,8 +54,6 @@ class _TokenLogprob(torch.autograd.Function):
             totals.append(total)
         entropy = torch.cat(entropies)
         ctx.save_for_backward(logits, tokens, torch.cat(totals), entropy)
-        ctx.temperature = temperature
-        ctx.set_materialize_grads(False)
         return torch.cat(chosen), entropy
 
     @staticmethod
@@ -54,16 +61,22 @@ class _TokenLogprob(torch.autograd.Function):
     def backward(ctx: Any, outer: Tensor | None, outer_entropy: Tensor | None) -> tuple[Tensor | None, None, None]:
         if outer is None and outer_entropy is None:
             return None, None, None
+        from foresight.ops.fused import tokens as fused  # late: numba is slow to import
+
         logits, tokens, totals, entropies = ctx.saved_tensors
-        result = torch.empty_like(logits)
         outer = torch.zeros_like(totals) if outer is None else outer / ctx.temperature
+        if fused.able(logits):
+            slope = torch.zeros_like(totals) if outer_entropy is None else outer_entropy / ctx.temperature
+            found = fused.token_logprob_backward(logits, tokens, ctx.temperature, totals, entropies, outer, slope)
+            return found, None, None
+        result = torch.empty_like(logits)
         parts = (x.split(ROWS) for x in (result, logits, tokens, totals, outer, entropies))
         for i, (into, rows, picked, total, weight, entropy) in enumerate(zip(*parts, strict=True)):
             logp = _wide(rows, ctx.temperature) - total[:, None]
             pull = weight[:, None]
             if outer_entropy is not None:  # clamped: a token at -inf has weight 0, and 0 · -inf would be NaN
                 slope = outer_entropy[i * ROWS : i * ROWS + len(rows), None] / ctx.temperature
-                pull = pull + slope * (logp.clamp(min=torch.finfo(logp.dtype).min) + entropy[:, None])
+                pull = pull + slope * (logp.clamp(min=LOWEST) + entropy[:, None])
             grad = logp.exp_().mul_(-pull)
             grad.scatter_add_(-1, picked[:, None], weight[:, None])
             into.copy_(grad)

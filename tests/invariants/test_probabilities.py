@@ -10,6 +10,7 @@ import torch
 
 from foresight.algorithms.language import dpo, grpo, rlhf_ppo, rloo
 from foresight.ops import tokens
+from foresight.ops.fused import tokens as fused
 from foresight.planning.generation import sampling
 from foresight.planning.generation.rollout import complete
 from tests import tiny_language
@@ -160,8 +161,20 @@ def in_bfloat16(original):
     return lambda logits, temperature: original(logits, temperature).bfloat16()
 
 
+def both_ways(monkeypatch):
+    """The compiled loop, then the operations of torch."""
+    yield
+    monkeypatch.setattr(fused, "able", lambda _: False)
+    yield
+
+
+def in_steps(original):
+    return lambda logits, tokens, temperature: [x.bfloat16().float() for x in original(logits, tokens, temperature)]
+
+
 @sabotaged_by("foresight.ops.tokens._wide", in_bfloat16)
-def test_the_softmax_is_computed_in_float32_whatever_the_logits_are():
+@sabotaged_by("foresight.ops.fused.tokens.token_logprob", in_steps)
+def test_the_softmax_is_computed_in_float32_whatever_the_logits_are(monkeypatch):
     """Log-softmax over a large vocabulary, and the division by the temperature.
 
     Wrong: log-probabilities have errors of several percent, which depend on the batch shape (verl 6280: 8% of the
@@ -171,11 +184,12 @@ def test_the_softmax_is_computed_in_float32_whatever_the_logits_are():
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(8, WIDE, generator=generator)).bfloat16()
     chosen = torch.randint(WIDE, (8,), generator=generator)
-    for temperature in (1.0, 0.7):
-        exact = (logits.double() / temperature).log_softmax(-1)
-        logprob, entropy = tokens.token_logprob(logits, chosen, temperature)
-        torch.testing.assert_close(logprob.double(), exact.gather(-1, chosen[:, None])[:, 0], atol=2e-5, rtol=0)
-        torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), atol=2e-5, rtol=0)
+    for _ in both_ways(monkeypatch):
+        for temperature in (1.0, 0.7):
+            exact = (logits.double() / temperature).log_softmax(-1)
+            logprob, entropy = tokens.token_logprob(logits, chosen, temperature)
+            torch.testing.assert_close(logprob.double(), exact.gather(-1, chosen[:, None])[:, 0], atol=2e-5, rtol=0)
+            torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), atol=2e-5, rtol=0)
 
 
 @sabotaged_by(
@@ -199,19 +213,25 @@ def in_place(original):
     return lambda logits, temperature: original(logits.div_(temperature), 1.0)
 
 
+def once_more(original):
+    return lambda logits, tokens, temperature: original(logits.detach().div_(temperature), tokens, temperature)
+
+
 @sabotaged_by("foresight.ops.tokens._wide", in_place)
-def test_dividing_by_the_temperature_does_not_change_the_logits():
+@sabotaged_by("foresight.ops.fused.tokens.token_logprob", once_more)
+def test_dividing_by_the_temperature_does_not_change_the_logits(monkeypatch):
     """The logits are used again: for the entropy, the backward pass, or another temperature.
 
     Wrong: they are divided twice, or autograd raises an error (TRL 6554).
     Invariant: ∂ log p(a) / ∂z = (onehot(a) − softmax(z/τ)) / τ at the original z.
     """
     logits, chosen = torch.randn(5, 11), torch.arange(5)
-    given = logits.clone().requires_grad_()
-    tokens.token_logprob(given, chosen, 0.5)[0].sum().backward()
-    assert torch.equal(given.detach(), logits)
     expected = (torch.nn.functional.one_hot(chosen, 11) - (logits / 0.5).softmax(-1)) / 0.5
-    torch.testing.assert_close(given.grad, expected)
+    for _ in both_ways(monkeypatch):
+        given = logits.clone().requires_grad_()
+        tokens.token_logprob(given, chosen, 0.5)[0].sum().backward()
+        assert torch.equal(given.detach(), logits)
+        torch.testing.assert_close(given.grad, expected)
 
 
 @sabotaged_by("foresight.planning.generation.sampling.choose", change("temperature", lambda t: 1.0 if t == 0 else t))

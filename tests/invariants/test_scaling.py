@@ -146,12 +146,12 @@ def test_the_gradient_in_bfloat16_is_close_to_that_in_float32(module):
     """Matrix products in bfloat16 with float32 weights.
 
     Wrong: sums, softmax, norms or weights are in bfloat16 too, and small gradients are rounded away (arXiv:2510.26788).
-    Invariant: on one batch, cos(∇L_bf16, ∇L_fp32) > 0.998, and the norms are within 3%.
+    Invariant: on one batch, cos(∇L_bf16, ∇L_fp32) > 0.9985, and the norms are within 3%.
     """
     batch = subjects.sample(module, subjects.build(module))
     wide, narrow = (
         torch.cat([g.flatten() for g in subjects.gradient(module, subjects.build(module, precision=p), batch)])
         for p in ("float32", "bfloat16")
     )
-    assert torch.nn.functional.cosine_similarity(wide, narrow, dim=0) > 0.998
+    assert torch.nn.functional.cosine_similarity(wide, narrow, dim=0) > 0.9985
     assert abs(narrow.norm() / wide.norm() - 1) < 0.03

@@ -1,4 +1,4 @@
-"""Activation checkpointing: RMSNorm (in under half the time) and SwiGLU that save less; recomputed layers (slower)."""
+"""The parts of a transformer in training: faster ones that save less, and activation checkpointing, which is slower."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+ATTENTIONS = ("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention")
 MLPS = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 
 
@@ -46,11 +47,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     The result `[..., D]` has the dtype of x, or autocast's if that is on: it feeds matrix products.
     """
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    dtype = _dtype(x)
+    from foresight.ops.fused import decoder  # late: numba is slow to import
+
+    if _many(x) and decoder.able(x, weight) and dtype in decoder.KINDS:
+        return decoder.rms_norm(x, weight, eps, dtype)
     if torch.is_grad_enabled():
         return _RMSNorm.apply(x, weight, eps, dtype)  # type: ignore[no-untyped-call]  # torch's
     return _normed(x, weight, eps, dtype)[0]  # decoding: many norms, each too short for autograd's overhead
+
+
+def _many(x: Tensor) -> bool:
+    """Whether x `[..., T, D]` has several places: torch's operations are as fast in a step of decoding, which has one.
+
+    It must not depend on the gradient: a policy and its reference are computed in the same way.
+    """
+    return x.dim() > 1 and x.shape[-2] > 1
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """That of the matrix products of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -68,17 +86,23 @@ class _SwiGLU(torch.autograd.Function):
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up (Shazeer 2020, arXiv:2002.05202, eq. 6) of equal shapes; silu(gate) is not saved."""
+    from foresight.ops.fused import decoder  # late: numba is slow to import
+
+    if _many(gate) and decoder.able(gate, up) and gate.dtype == up.dtype:
+        return decoder.swiglu(gate, up)
     found: Tensor = _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call]  # torch's
     return found
 
 
 def use(module: nn.Module) -> None:
-    """Replace the usual RMSNorms of a transformers model by `rms_norm`, and the usual MLPs by those with `swiglu`."""
+    """Have the usual parts of a transformers model save less: `rms_norm`, MLPs with `swiglu`, attention over a tree."""
     for part in module.modules():  # methods of `part`, so that a deep copy gets its own
         if type(part).__name__ in NORMS:
             part.forward = MethodType(_norm, part)
         elif type(part).__name__ in MLPS and type(part.act_fn).__name__ in ("SiLU", "SiLUActivation"):
             part.forward = MethodType(_mlp, part)
+        elif type(part).__name__ in ATTENTIONS:
+            part.forward = MethodType(_attention, part)
 
 
 def layers(module: nn.Module) -> list[nn.Module]:
@@ -111,3 +135,27 @@ def _norm(self: Any, x: Tensor) -> Tensor:
 def _mlp(self: Any, x: Tensor) -> Tensor:
     down: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
     return down
+
+
+def _attention(
+    self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], *args: Any, **options: Any
+) -> Any:
+    """The layer's own forward; over a tree of tokens on a CPU, heads are turned by one compiled loop."""
+    from foresight.nets.language import tree_attention
+    from foresight.nets.language.tokentree import TokenTree
+    from foresight.ops.fused import decoder  # late: numba is slow to import
+
+    cos, sin = position_embeddings
+    usual = isinstance(options.get("tree"), TokenTree) and _many(hidden_states) and cos.dtype == torch.float32
+    if not usual or hidden_states.device.type != "cpu" or _dtype(hidden_states) not in decoder.KINDS:
+        return type(self).forward(self, hidden_states, position_embeddings, *args, **options)
+    heads = (*hidden_states.shape[:-1], -1, self.head_dim)
+    query, key, value = (project(hidden_states).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+    if hasattr(self, "q_norm"):
+        query, key = self.q_norm(query), self.k_norm(key)
+    query, key = decoder.rotated(query, cos, sin), decoder.rotated(key, cos, sin)
+    options["attention_mask"] = None  # the tree is the mask
+    mixed, weights = tree_attention.tree_attention(
+        self, query, key, value.transpose(1, 2), scaling=self.scaling, **options
+    )
+    return self.o_proj(mixed.flatten(2)), weights

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.nets.language.cache import DecodeStep
-from foresight.nets.language.fused_token import dot, floats, narrow, turn, wide
-from foresight.ops.fused.latent import FAST, LOCK, fast_exp, share_threads
+from foresight.nets.language.fused_token import dot, floats, turn
+from foresight.ops.fused.bfloat16 import narrow, wide
+from foresight.ops.fused.latent import FAST, fast_exp, loop
 
 Array = NDArray[Any]
 # bfloat16 as its bits
@@ -50,7 +51,7 @@ def attend(query: Tensor, step: DecodeStep, layer: int) -> Tensor:
     keys, values = step.level.keys[layer], step.level.values[layer]
     found = torch.empty(*query.shape[:2], values.shape[-1])
     asked = query.float().contiguous().numpy()
-    _run(_attend, _attend_threads, asked, keys.shape[1], KINDS[keys.dtype], *_levels(step, layer), found.numpy())
+    loop(_attend, _attend_threads, asked, keys.shape[1], KINDS[keys.dtype], *_levels(step, layer), found.numpy())
     return found
 
 
@@ -67,21 +68,8 @@ def turn_and_attend(heads: Tensor, cos: Tensor, sin: Tensor, attention: Any, ste
     cosine, sine = cos.float().contiguous().numpy(), sin.float().contiguous().numpy()
     projected = heads.contiguous().view(torch.uint16).numpy()
     given = projected, cosine, sine, gain, key_gain, eps, np.float32(attention.scaling)
-    _run(_turned, _turned_threads, *given, *_levels(step, layer), found.numpy())
+    loop(_turned, _turned_threads, *given, *_levels(step, layer), found.numpy())
     return found
-
-
-def _run(alone: Any, threads: Any, *given: Any) -> None:
-    """One of two loops, in one thread or in several.
-
-    With one thread no others are started, which a forked process could not use. The loops are two functions, since
-    numba's cache would take one for the other.
-    """
-    if torch.get_num_threads() == 1:
-        return alone(*given)
-    with LOCK:
-        share_threads()
-        threads(*given)
 
 
 def _levels(step: DecodeStep, layer: int) -> tuple[Array, Array, Array, Array]:

@@ -20,6 +20,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foresight.ops.fused.bfloat16 import narrow, wide
 from foresight.ops.fused.latent import FAST, LOCK, fast_exp, share_threads
 
 Floats = NDArray[np.float32]
@@ -89,33 +90,6 @@ def layers(
         share_threads()
         _layers(*parts, x.numpy(), cos.float().numpy(), sin.float().numpy(), keys, values, room, place)
     return x
-
-
-@intrinsic
-def wide(context: Any, x: Any) -> Any:
-    """The float32 of the bits of a bfloat16; a float32 is itself."""
-
-    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        if x == types.float32:
-            return args[0]
-        word = ir.IntType(32)
-        return b.bitcast(b.shl(b.zext(args[0], word), ir.Constant(word, 16)), ir.FloatType())
-
-    return types.float32(x), generate
-
-
-@intrinsic
-def narrow(context: Any, x: Any) -> Any:
-    """The bits of the bfloat16 nearest to a float32, even where two are."""
-
-    def generate(_: Any, b: Any, __: Any, args: Any) -> Any:
-        word = ir.IntType(32)
-        x = b.bitcast(args[0], word)
-        odd = b.and_(b.lshr(x, ir.Constant(word, 16)), ir.Constant(word, 1))
-        x = b.add(x, b.add(odd, ir.Constant(word, 0x7FFF)))
-        return b.trunc(b.lshr(x, ir.Constant(word, 16)), ir.IntType(16))
-
-    return types.uint16(types.float32), generate
 
 
 @intrinsic

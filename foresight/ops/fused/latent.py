@@ -317,6 +317,20 @@ def share_threads(wanted: int | None = None) -> int:
     return count
 
 
+def loop(one: Any, several: Any, *given: Any) -> None:
+    """Run the loop `one` if torch has one thread, else `several`, the same loop in parallel.
+
+    With one thread no others are started, which a forked process could not use. The loops are two functions, since
+    numba's cache would take one for the other.
+    """
+    if torch.get_num_threads() == 1:
+        one(*given)
+        return
+    with LOCK:
+        share_threads()
+        several(*given)
+
+
 def alone(threads: int) -> AbstractContextManager[object]:
     """The context of a loop in so many threads."""
     return LOCK if threads > 1 else contextlib.nullcontext()
