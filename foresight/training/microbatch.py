@@ -156,7 +156,7 @@ def step(
     for settings in optimizer.param_groups:
         settings["lr"] = learning_rate
     optimizer.step()
-    optimizer.zero_grad(set_to_none=False)  # reuse gradient memory, which is as large as the model
+    optimizer.zero_grad()  # the first micro-batch's gradients are then taken as they are, neither filled nor added to
     return metrics | sums
 
 

@@ -21,7 +21,7 @@ from foresight.ops.fused.latent import FAST, fast_exp, loop
 
 Array = NDArray[Any]
 KINDS = (torch.float32, torch.bfloat16)
-PARTS = 8  # of the rows, each with its own sum for the gradient of a gain, so that the result depends on no thread
+PARTS = 32  # of the rows, each with its own sum for the gradient of a gain, so that the result depends on no thread
 
 
 def able(*given: Tensor) -> bool:
