@@ -47,9 +47,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     The result `[..., D]` has the dtype of x, or autocast's if that is on: it feeds matrix products.
     """
-    dtype = _dtype(x)
     from foresight.ops.fused import decoder  # late: numba is slow to import
 
+    dtype = _dtype(x)
     if _many(x) and decoder.able(x, weight) and dtype in decoder.KINDS:
         return decoder.rms_norm(x, weight, eps, dtype)
     if torch.is_grad_enabled():
