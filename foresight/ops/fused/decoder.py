@@ -77,13 +77,8 @@ class _RMSNorm(torch.autograd.Function):
         x = x.contiguous()
         rows = x.view(-1, x.shape[-1])
         found, scale = torch.empty(rows.shape, dtype=dtype), torch.empty(len(rows))
-        loop(
-            _norm,
-            _norm_threads,
-            *map(numbers, (rows, gain.contiguous())),
-            np.float32(eps),
-            *map(numbers, (found, scale)),
-        )
+        results = numbers(found), numbers(scale)
+        loop(_norm, _norm_threads, numbers(rows), _of_weight(gain), np.float32(eps), *results)
         ctx.save_for_backward(x, gain, scale)
         return found.view(x.shape)
 
@@ -93,9 +88,14 @@ class _RMSNorm(torch.autograd.Function):
         x, gain, scale = ctx.saved_tensors
         rows, into = x.view(-1, x.shape[-1]), torch.empty_like(x)
         sums = torch.zeros(PARTS, len(gain))
-        given = grad.contiguous().view(rows.shape), rows, gain.contiguous(), scale, into.view(rows.shape), sums
-        loop(_norm_back, _norm_back_threads, *map(numbers, given))
+        given, results = (grad.contiguous().view(rows.shape), rows), (scale, into.view(rows.shape), sums)
+        loop(_norm_back, _norm_back_threads, *map(numbers, given), _of_weight(gain), *map(numbers, results))
         return into, sums.sum(0).to(gain.dtype) if ctx.needs_input_grad[1] else None, None, None
+
+
+def _of_weight(gain: Tensor) -> Array:
+    """`numbers` of a copy: FSDP frees the memory of a weight, which cannot be done while an array shares it."""
+    return numbers(gain.detach().clone())
 
 
 class _SwiGLU(torch.autograd.Function):
