@@ -74,3 +74,9 @@ def test_no_rows() -> None:
     logits = torch.zeros(0, 5, requires_grad=True)
     logprob, entropy = tokens.token_logprob(logits, torch.zeros(0, dtype=torch.int64))
     assert logprob.shape == entropy.shape == (0,)
+
+
+@pytest.mark.parametrize("chosen", [[0, 5], [-1, 0], [0, 1, 2], [0]])
+def test_tokens_outside_the_vocabulary_are_refused(chosen: list[int]) -> None:
+    with pytest.raises(IndexError, match="2 from 0 to 4 are needed"):
+        tokens.token_logprob(torch.zeros(2, 5), torch.tensor(chosen))

@@ -88,7 +88,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up (Shazeer 2020, arXiv:2002.05202, eq. 6) of equal shapes; silu(gate) is not saved."""
     from foresight.ops.fused import decoder  # late: numba is slow to import
 
-    if _many(gate) and decoder.able(gate, up) and gate.dtype == up.dtype:
+    if _many(gate) and decoder.able(gate, up) and (gate.shape, gate.dtype) == (up.shape, up.dtype):
         return decoder.swiglu(gate, up)
     found: Tensor = _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call]  # torch's
     return found
@@ -147,7 +147,8 @@ def _attention(
 
     cos, sin = position_embeddings
     usual = isinstance(options.get("tree"), TokenTree) and _many(hidden_states) and cos.dtype == torch.float32
-    if not usual or hidden_states.device.type != "cpu" or _dtype(hidden_states) not in decoder.KINDS:
+    whole = cos.shape == (*hidden_states.shape[:2], self.head_dim)
+    if not (usual and whole) or hidden_states.device.type != "cpu" or _dtype(hidden_states) not in decoder.KINDS:
         return type(self).forward(self, hidden_states, position_embeddings, *args, **options)
     heads = (*hidden_states.shape[:-1], -1, self.head_dim)
     query, key, value = (project(hidden_states).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))

@@ -28,8 +28,13 @@ def able(logits: Tensor) -> bool:
 
 
 def token_logprob(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """log softmax(z / τ)[token], the entropy, and log Σ e^(z / τ), `[N]` each, of z `[N, V]`, without gradient."""
-    logits = logits.detach().contiguous()
+    """log softmax(z / τ)[token], the entropy, and log Σ e^(z / τ), `[N]` each, of z `[N, V]`, without gradient.
+
+    Raises IndexError unless each row has one token, from 0 to V - 1: the loop would read memory that is not its own.
+    """
+    logits, vocabulary = logits.detach().contiguous(), logits.shape[-1]
+    if tokens.shape != logits.shape[:1] or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        raise IndexError(f"tokens of shape {list(tokens.shape)}: {len(logits)} from 0 to {vocabulary - 1} are needed")
     highest = logits.amax(-1).float() / temperature  # torch vectorizes a maximum, the compiler does not
     chosen, entropy, total = (torch.empty(len(logits)) for _ in range(3))
     of = numbers(logits), tokens.contiguous().numpy(), highest.numpy(), np.float32(1 / temperature)
