@@ -20,7 +20,7 @@ from torch import Tensor
 
 from foresight.nets.language.cache import DecodeStep
 from foresight.nets.language.fused_token import dot, floats, turn
-from foresight.ops.fused.bfloat16 import narrow, wide
+from foresight.ops.fused.bfloat16 import narrow, numbers, wide
 from foresight.ops.fused.latent import FAST, fast_exp, loop
 
 Array = NDArray[Any]
@@ -66,7 +66,7 @@ def turn_and_attend(heads: Tensor, cos: Tensor, sin: Tensor, attention: Any, ste
     gain, key_gain = (floats(None if norm is None else norm.weight) for norm in norms)
     eps = np.float32(0 if norms[0] is None else norms[0].variance_epsilon)
     cosine, sine = cos.float().contiguous().numpy(), sin.float().contiguous().numpy()
-    projected = heads.contiguous().view(torch.uint16).numpy()
+    projected = numbers(heads.contiguous())
     given = projected, cosine, sine, gain, key_gain, eps, np.float32(attention.scaling)
     loop(_turned, _turned_threads, *given, *_levels(step, layer), found.numpy())
     return found
