@@ -90,3 +90,36 @@ def test_swiglu(kind: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
     _near(decoder.swiglu, lambda gate, up: functional.silu(gate) * up, above, gate.to(kind), up.to(kind))
     empty = torch.zeros(0, 20, requires_grad=True)
     assert not decoder.able(empty)
+
+
+@KINDS
+@THREADS
+@sabotaged_by("foresight.ops.fused.decoder.normed", change("eps", lambda eps: 2 * eps), change("gain", lambda x: 2 * x))
+def test_a_branch_is_added_to_the_stream_and_the_sum_normalized(
+    kind: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    generator = torch.Generator().manual_seed(0)
+    x, branch = torch.randn(5, 2, 40, generator=generator).to(kind), torch.randn(5, 2, 40, generator=generator)
+    branch, gain, before = branch.bfloat16(), torch.rand(40, generator=generator), x.clone()
+    for more, expected in ((branch, (x.double() + branch.double()).to(kind)), (None, x)):
+        total, found = decoder.normed(x, gain.numpy(), 0.3, more)
+        assert torch.equal(total, expected) and torch.equal(x, before)
+        exact = functional.rms_norm(expected.double(), (40,), gain.double(), 0.3)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
+
+
+@KINDS
+@THREADS
+@sabotaged_by("foresight.ops.fused.decoder.gated", change("both", lambda x: x.flip(-1)))
+def test_a_gate_and_what_it_gates_in_one_tensor(
+    kind: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    both = (3 * torch.randn(4, 3, 50, generator=torch.Generator().manual_seed(0))).to(kind)
+    gate, up = both.double().chunk(2, -1)
+    found = decoder.gated(both)
+    assert found.dtype == kind
+    rtol = 1e-5 if kind == torch.float32 else 2**-8
+    torch.testing.assert_close(found.double(), functional.silu(gate) * up, rtol=rtol, atol=1e-6)

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.nets.language.cache import DecodeStep
-from foresight.nets.language.fused_token import dot, floats, turn
+from foresight.nets.language.fused_token import dot, floats, four, turn
 from foresight.ops.fused.bfloat16 import narrow, numbers, wide
 from foresight.ops.fused.latent import FAST, fast_exp, loop
 
 Array = NDArray[Any]
 # bfloat16 as its bits
 KINDS: dict[torch.dtype, Array] = {torch.bfloat16: np.zeros(0, np.uint16), torch.float32: np.zeros(0, np.float32)}
-FEW = 32  # shared tokens that are read for each row at little cost
+FEW = 6400  # shared tokens that rows read in all, each for itself, at little cost
 FAR = (1 << 40,)  # more elements than any cache has: the loop's own bounds are those of the levels
 
 
@@ -40,7 +40,7 @@ def able(query: Tensor, step: DecodeStep, layer: int) -> bool:
         return False
     held = [x for level in (*step.levels, step.level) for x in (level.keys[layer], level.values[layer])]
     known = held[-1].dtype in KINDS and all(x.dtype == held[-1].dtype and x.stride(-1) == 1 for x in held)
-    return known and step.reach.shared <= FEW + step.reach.own
+    return known and len(query) * (step.reach.shared - step.reach.own) <= FEW
 
 
 def attend(query: Tensor, step: DecodeStep, layer: int) -> Tensor:
@@ -96,24 +96,42 @@ def _at(context: Any, address: Any, kind: Any) -> Any:
 def _score(queries: Array, keys: Array, step: int, to: Array) -> None:
     """Scores `to` `[R, t]` of queries `[R, D]` against keys, of which one begins at every `step` numbers."""
     count, size = queries.shape
-    for t in range(to.shape[1]):
+    places = to.shape[1]
+    for t in range(0, places - 3, 4):  # four at once, as in `_mix`
+        a, b = keys[t * step : t * step + size], keys[(t + 1) * step : (t + 1) * step + size]
+        c, d = keys[(t + 2) * step : (t + 2) * step + size], keys[(t + 3) * step : (t + 3) * step + size]
+        for i in range(count):
+            to[i, t], to[i, t + 1], to[i, t + 2], to[i, t + 3] = four(a, b, c, d, queries[i])
+    for t in range(places - places % 4, places):
         key = keys[t * step : t * step + size]
         for i in range(count):
             to[i, t] = dot(key, queries[i])
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
-def _softmax(scores: Array) -> None:
+def _exponents(scores: Array) -> None:
+    """e^(x - max x) of each row, in place: a softmax before its division."""
     for row in scores:
-        most, total = np.float32(-np.inf), np.float32(0)
+        most = row[0]
         for t in range(len(row)):
-            most = max(most, row[t])
+            most = row[t] if row[t] > most else most
         for t in range(len(row)):
-            row[t] = fast_exp(row[t] - most)
-        for t in range(len(row)):
-            total += row[t]
-        for t in range(len(row)):
-            row[t] /= total
+            row[t] -= most
+    flat = scores.reshape(-1)
+    for t in range(len(flat)):
+        flat[t] = fast_exp(flat[t])
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _divide(to: Array, weights: Array) -> None:
+    """Rows `to` `[R, E]` over the sums of their weights `[R, t]`, in place."""
+    for i in range(len(to)):
+        total, row = np.float32(0), to[i]
+        for t in range(weights.shape[1]):
+            total += weights[i, t]
+        scale = np.float32(1) / total
+        for j in range(len(row)):
+            row[j] *= scale
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
@@ -148,11 +166,20 @@ def _row(
         step, start = strides[n], parents[row, n] * strides[n, 0] + head * strides[n, 1]
         keys = numba.carray(_at(addresses[n, 0], kind), FAR)[start:]
         _score(asked, keys, step[2], weights[:, ends[n] - counts[row, n] : ends[n]])
-    _softmax(weights)
+    _exponents(weights)
     for n in range(len(addresses)):
         step, start = strides[n], parents[row, n] * strides[n, 3] + head * strides[n, 4]
         values = numba.carray(_at(addresses[n, 1], kind), FAR)[start:]
         _mix(weights[:, ends[n] - counts[row, n] : ends[n]], values, step[5], to)
+    _divide(to, weights)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _widen(x: Array, to: Array) -> None:
+    for i in range(len(x)):
+        row, into = x[i], to[i]
+        for j in range(len(row)):
+            into[j] = wide(row[j])
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
@@ -183,18 +210,20 @@ def _turned_one(
     group, (row, head) = heads // shared, _task(i, rows, shared)
     first, last = head * group, (head + 1) * group
     asked, key = np.empty((group, size), np.float32), np.empty((1, size), np.float32)
-    for j in range(size):
-        key[0, j] = wide(projected[row, heads + head, j])
-        for g in range(group):
-            asked[g, j] = wide(projected[row, first + g, j])
+    _widen(projected[row, heads + head : heads + head + 1], key)
+    _widen(projected[row, first:last], asked)
     turn(key, key_gain, eps, cos[row], sin[row])
     turn(asked, query_gain, eps, cos[row], sin[row])
     step, place = strides[-1], counts[row, -1] - 1
     keys = numba.carray(_at(addresses[-1, 0], projected), FAR)[row * step[0] + head * step[1] + place * step[2] :]
     values = numba.carray(_at(addresses[-1, 1], projected), FAR)[row * step[3] + head * step[4] + place * step[5] :]
+    value = projected[row, heads + shared + head]
     for j in range(size):
-        keys[j], values[j] = narrow(key[0, j]), projected[row, heads + shared + head, j]
-        for g in range(group):
+        keys[j] = narrow(key[0, j])
+    for j in range(size):
+        values[j] = value[j]
+    for g in range(group):
+        for j in range(size):
             asked[g, j] *= scale
     _row(asked, row, head, projected, addresses, strides, parents, counts, found[row, first:last])
 

@@ -163,7 +163,8 @@ def _attend(
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
-def _four(first: Bits, second: Bits, third: Bits, fourth: Bits, x: Floats) -> Four:
+def four(first: Bits, second: Bits, third: Bits, fourth: Bits, x: Floats) -> Four:
+    """`dot` of four rows."""
     a = b = c = d = np.float32(0)
     for j in range(len(x)):
         y = x[j]
@@ -180,7 +181,7 @@ def _product(weight: Bits, x: Floats, to: Floats) -> None:
     for i in prange(step):
         j, k, m = i + step, i + 2 * step, i + 3 * step
         for t in range(len(x)):
-            to[t, i], to[t, j], to[t, k], to[t, m] = _four(weight[i], weight[j], weight[k], weight[m], x[t])
+            to[t, i], to[t, j], to[t, k], to[t, m] = four(weight[i], weight[j], weight[k], weight[m], x[t])
     for i in range(4 * step, len(weight)):
         for t in range(len(x)):
             to[t, i] = dot(weight[i], x[t])
@@ -194,7 +195,7 @@ def _gated(weight: Bits, x: Floats, to: Floats) -> None:
     for i in prange(step):
         j = min(i + step, units - 1)
         for t in range(len(x)):
-            gate, other, up, other_up = _four(weight[i], weight[j], weight[units + i], weight[units + j], x[t])
+            gate, other, up, other_up = four(weight[i], weight[j], weight[units + i], weight[units + j], x[t])
             to[t, j] = other / (np.float32(1) + fast_exp(-other)) * other_up
             to[t, i] = gate / (np.float32(1) + fast_exp(-gate)) * up
 

@@ -2,8 +2,9 @@
 
 A plain weight is reordered at every product, which is most of the work when few rows are decoded: a product of 1 to 16
 rows in bfloat16 takes half the time with a packed weight, one of 64 rows a tenth less. Half of a decoding step is the
-overhead of small operations, so layers of known models are fused: projections with the same input are one product, and
-queries and keys are rotated together, in a step of decoding by the loop that attends (`fused_attention`).
+overhead of small operations, so layers of known models are fused: projections with the same input are one product,
+queries and keys are rotated together, in a step of decoding by the loop that attends (`fused_attention`), and what is
+between two products is one loop (`ops.fused.decoder`).
 
 A single row needs no packing: all layers of a known model are then one compiled loop over plain weights in bfloat16
 (`nets.language.fused_token`), for one token or a few; only prompts are read by the products of torch. These copies are
@@ -36,6 +37,7 @@ PACK = 8  # steps of decoding from which packing the weights pays
 KIND = torch.bfloat16  # the dtype of packed weights
 ABLE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")  # layers of transformers
+SILU = ("SiLU", "SiLUActivation")  # activations of torch and of transformers
 LINEAR = (*(f"self_attn.{x}_proj" for x in "qkvo"), *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
 TOGETHER = (3, 1, 2, 1)  # so many of these have the same input
 Product = Callable[[Tensor], Tensor]
@@ -86,24 +88,24 @@ def _whole(part: Any) -> TypeGuard[nn.Linear]:
 
 
 def _usual(part: nn.Module) -> bool:
-    """Whether `_run` can compute this layer: a known kind with plain weights, no adapters, no experts."""
-    if type(part).__name__ not in USUAL:
+    """Whether `_run` can compute this layer: a known kind with plain weights and SiLU, no adapters, no experts."""
+    if type(part).__name__ not in USUAL or type(part.get_submodule("mlp.act_fn")).__name__ not in SILU:
         return False
     return all(_whole(part.get_submodule(name)) for name in LINEAR)
 
 
 def _stack(part: nn.Module) -> bool:
-    """Whether `_tokens` can compute this model without its head: known layers only, with a gate of SiLU.
+    """Whether `_tokens` can compute this model without its head: known layers only.
 
     Biases may be those of queries, keys and values.
     """
-    layers, config = getattr(part, "layers", None), getattr(part, "config", None)
+    layers = getattr(part, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not hasattr(part, "rotary_emb") or not hasattr(part, "norm"):
         return False
     ready = all(_usual(layer) and not isinstance(vars(layer).get("forward"), functools.partial) for layer in layers)
     shapes = {tuple((name, weight.shape) for name, weight in layer.named_parameters()) for layer in layers}
     plain = ready and all(layer.get_submodule(name).bias is None for layer in layers for name in LINEAR[3:])
-    return plain and len(shapes) == 1 and getattr(config, "hidden_act", "") == "silu"
+    return plain and len(shapes) == 1
 
 
 def _kept(part: nn.Module, make: Callable[[Any], T]) -> T:
@@ -198,6 +200,14 @@ def _fused(part: Any, rows: int, known: dict[Any, Products]) -> functools.partia
     return functools.partial(_run, part, part.forward, attention, known.get(part) or _products(part, rows))
 
 
+def _normed(norm: Any, hidden: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """hidden + branch, and its norm."""
+    from foresight.nets.language.fused_token import floats  # late: numba is slow to import
+    from foresight.ops.fused import decoder
+
+    return decoder.normed(hidden, floats(norm.weight), norm.variance_epsilon, branch)
+
+
 def _run(
     layer: Any,
     plain: Callable[..., Tensor],
@@ -209,18 +219,19 @@ def _run(
     **kwargs: Any,
 ) -> Tensor:
     """One layer as in transformers: pre-norm attention, then a pre-norm gated MLP."""
-    if torch.is_grad_enabled():
+    from foresight.ops.fused import decoder  # late: numba is slow to import
+
+    if torch.is_grad_enabled() or not decoder.able(hidden):
         return plain(hidden, position_embeddings=position_embeddings, **kwargs)
     attend, (project, out, widen, narrow) = layer.self_attn, products
     shape = hidden.shape[:-1]
-    heads = project(layer.input_layernorm(hidden)).view(*shape, -1, attend.head_dim)
+    heads = project(_normed(layer.input_layernorm, hidden)[1]).view(*shape, -1, attend.head_dim)
     mixed = _step(attend, heads, *position_embeddings, kwargs.get("tree"))
     if mixed is None:
         query, key, value = _rotated(attend, heads, *position_embeddings)
         mixed, _ = attention(attend, query, key, value, scaling=attend.scaling, **kwargs)
-    hidden = hidden + out(mixed.reshape(*shape, -1))
-    gate, up = widen(layer.post_attention_layernorm(hidden)).chunk(2, -1)
-    return hidden.add_(narrow(layer.mlp.act_fn(gate) * up))
+    hidden, fed = _normed(layer.post_attention_layernorm, hidden, out(mixed.reshape(*shape, -1)))
+    return hidden.add_(narrow(decoder.gated(widen(fed))))
 
 
 def _rotated(attend: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

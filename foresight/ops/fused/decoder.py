@@ -1,4 +1,4 @@
-"""The parts of a decoder layer between the products, in training, as compiled loops on a CPU: norm, rotation, gate.
+"""The parts of a decoder layer between the products as compiled loops on a CPU: norm, rotation, gate.
 
 Torch makes a pass over memory for every operation, in the backward pass twice as many; here each row is read once and
 written once. Arguments are float32 or bfloat16, arithmetic and sums are float32. The threads are torch's. Each function
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from foresight.ops.fused.bfloat16 import narrow_as, numbers, wide
+from foresight.ops.fused.bfloat16 import narrow, narrow_as, numbers, wide
 from foresight.ops.fused.latent import FAST, fast_exp, loop
 
 Array = NDArray[Any]
@@ -49,6 +49,24 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up of equal shapes and dtypes. Differentiable; saves its arguments alone."""
     found: Tensor = _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call]  # torch's
     return found
+
+
+def normed(x: Tensor, gain: Array, eps: float, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x + branch `[..., D]`, and its `rms_norm` in bfloat16; without gradient, and without a branch of x itself."""
+    rows = x.reshape(-1, x.shape[-1])
+    found, added = torch.empty(rows.shape, dtype=torch.bfloat16), branch is not None
+    total = torch.empty_like(rows) if added else rows
+    held = numbers(rows if branch is None else branch.reshape(rows.shape))
+    loop(_sum, _sum_threads, numbers(rows), held, added, gain, np.float32(eps), numbers(total), numbers(found))
+    return total.view(x.shape), found.view(x.shape)
+
+
+def gated(both: Tensor) -> Tensor:
+    """silu(gate) · up `[..., M]` of a gate and up in one tensor, `[..., 2 M]`; without gradient."""
+    rows = both.reshape(-1, both.shape[-1])
+    found = torch.empty(len(rows), rows.shape[1] // 2, dtype=both.dtype)
+    loop(_halves, _halves_threads, numbers(rows), numbers(found))
+    return found.view(*both.shape[:-1], -1)
 
 
 class _Rotated(torch.autograd.Function):
@@ -185,6 +203,55 @@ def _gate_back_one(i: int, grad: Array, gate: Array, up: Array, to_gate: Array, 
         open_ = np.float32(1) / (np.float32(1) + fast_exp(-x))
         into_up[j] = narrow_as(g * x * open_, kind)
         into[j] = narrow_as(g * wide(other[j]) * open_ * (np.float32(1) + x * (np.float32(1) - open_)), kind)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _sum_one(
+    i: int, x: Array, branch: Array, add: bool, gain: Array, eps: np.float32, total: Array, found: Array
+) -> None:
+    row, more, into, to, kind = x[i], branch[i], total[i], found[i], total[0, 0]
+    if add:
+        for j in range(len(row)):
+            into[j] = narrow_as(wide(row[j]) + wide(more[j]), kind)
+    squares = np.float32(0)
+    for j in range(len(row)):
+        squares += wide(into[j]) * wide(into[j])
+    by = np.float32(1) / np.sqrt(squares / np.float32(len(row)) + eps)
+    for j in range(len(row)):
+        to[j] = narrow(wide(into[j]) * by * gain[j])
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _halves_one(i: int, both: Array, found: Array) -> None:
+    to, kind = found[i], found[0, 0]
+    row, other = both[i, : len(to)], both[i, len(to) :]
+    for j in range(len(to)):
+        x = wide(row[j])
+        to[j] = narrow_as(x / (np.float32(1) + fast_exp(-x)) * wide(other[j]), kind)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _sum(x: Array, branch: Array, add: bool, gain: Array, eps: np.float32, total: Array, found: Array) -> None:
+    for i in range(len(x)):
+        _sum_one(i, x, branch, add, gain, eps, total, found)
+
+
+@njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
+def _sum_threads(x: Array, branch: Array, add: bool, gain: Array, eps: np.float32, total: Array, found: Array) -> None:
+    for i in prange(len(x)):
+        _sum_one(i, x, branch, add, gain, eps, total, found)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _halves(both: Array, found: Array) -> None:
+    for i in range(len(both)):
+        _halves_one(i, both, found)
+
+
+@njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
+def _halves_threads(both: Array, found: Array) -> None:
+    for i in prange(len(both)):
+        _halves_one(i, both, found)
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")

@@ -123,9 +123,9 @@ def test_torch_reads_many_shared_tokens() -> None:
     assert step.reach.shared == pytest.approx(7 + LENGTHS[OWNER].float().mean().item())
     assert step.reach.own == pytest.approx(PLACES.float().mean().item() + 1)
     generator = torch.Generator().manual_seed(0)
-    long = [_level(1, fused_attention.FEW + 20, 8, torch.float32, generator)]
+    long = [_level(1, fused_attention.FEW // 6 + 20, 8, torch.float32, generator)]
     assert not fused_attention.able(query, DecodeStep(long, step.level, PLACES), 0)
-    own = [_level(6, fused_attention.FEW + 20, 8, torch.float32, generator)]
+    own = [_level(6, fused_attention.FEW // 6 + 20, 8, torch.float32, generator)]
     assert fused_attention.able(query, DecodeStep(own, step.level, PLACES), 0)
 
 

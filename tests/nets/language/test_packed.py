@@ -30,7 +30,7 @@ def test_products_are_those_of_autocast():
     torch.testing.assert_close(found.float(), plain.float(), atol=0.02, rtol=0.02)
 
 
-def decoder(family: str, **options: bool) -> nn.Module:
+def decoder(family: str, **options: bool | str) -> nn.Module:
     """Two layers of a transformers model, with biases where the family has them, and norms that are not 1."""
     import transformers
 
@@ -63,6 +63,18 @@ def test_whole_layers_are_those_of_transformers(family):
     exact = model(ids).logits
     assert (found - exact).abs().mean() < 1.1 * (plain - exact).abs().mean() + 1e-4  # no worse than autocast
     assert plain.std() > 10 * (plain - found).abs().mean()
+
+
+@torch.no_grad()
+def test_another_activation_is_that_of_transformers():
+    model, ids = decoder("Llama", hidden_act="gelu"), torch.randint(42, (3, 20))
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model(ids).logits.float()
+        for rows in (1, 3):
+            with packed(torch.bfloat16, rows, model):
+                assert "forward" in vars(model.model.layers[0].mlp.up_proj)
+                found = model(ids).logits.float()
+            assert plain.std() > 10 * (plain - found).abs().mean()
 
 
 def test_layers_that_compute_again_do_so_afterward_and_where_there_is_a_gradient():
