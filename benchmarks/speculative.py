@@ -88,7 +88,7 @@ def peer() -> dict[str, Any]:
 
     policy = pretrained.load("smollm2")
     prompts = _prompts(policy)
-    module = AutoModelForCausalLM.from_pretrained(pretrained.packaged(), dtype=torch.float32)
+    module = AutoModelForCausalLM.from_pretrained(pretrained.packaged(), dtype=policy.autocast or torch.float32)
     tokens, seconds = 0, 0.0
     with torch.no_grad(), policy.precision():
         for i, prompt in enumerate([prompts[0], *prompts]):

@@ -22,8 +22,9 @@ class CacheAllocator:
     """A static KV cache of three levels: the prefix that all prompts share, the prompts, and the rows in slots.
 
     A prompt is stored once for all its rows and freed when the last of them ends. With `merged` (one row a prompt) the
-    prompt is copied into the slot of its row, since two levels cost less than three. What `kept` holds of a prompt is
-    not read again, and what is read is added to it.
+    prompt is copied into the slot of its row, since two levels cost less than three. A single slot has no prefix apart,
+    so that with `merged` it is one buffer, as compiled loops need it (`nets.language.packed`). What `kept` holds of a
+    prompt is not read again, and what is read is added to it.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class CacheAllocator:
         kept: PrefixCache | None = None,
     ) -> None:
         self.model, self.merged, self.kept = model, merged, kept
-        shared = common_prefix(prompts) if len(prompts) > 1 else 0
+        shared = common_prefix(prompts) if len(prompts) > 1 < slots else 0
         self.shared_ids = list(prompts[0][:shared])
         self.prefix = self._shared(self.shared_ids) if shared else None
         self.shared, self.prompts = shared, [list(prompt[shared:]) for prompt in prompts]

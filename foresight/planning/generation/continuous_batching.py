@@ -31,7 +31,8 @@ class ContinuousBatchScheduler:
         count = min(slots, self.total)
         self.row = torch.full((count,), -1)  # the row in each slot; -1: free
         self.next = 0  # the first row of the queue
-        self.cache = CacheAllocator(model, prompts, count, max_new_tokens, group == 1, kept)
+        merged = group == 1 or count == 1
+        self.cache = CacheAllocator(model, prompts, count, max_new_tokens, merged, kept)
 
     def grow(self, slots: int) -> None:
         """Let rows be added while others are decoded, one for each prompt, in `slots` slots. Call it first.

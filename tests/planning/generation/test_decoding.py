@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from foresight.data.text import TokenBatch
 from foresight.errors import UserError
 from foresight.nets.language import pretrained
+from foresight.nets.language.model import LanguageModel
 from foresight.planning.generation import cache_allocator, decoding, sampling
 from foresight.planning.generation.continuous_batching import ContinuousBatchScheduler
 from tests import tiny_language
@@ -186,6 +187,22 @@ def test_sampled_rows_do_not_depend_on_the_slots():
     assert whole.length.min() < 4 and whole.length.max() == 12  # short rows and long ones
     for slots in (1, 2, 5, 20):
         _same(decoding.generate(model, prompts, 3, 12, 0.8, _seeded(), slots=slots), whole)
+
+
+def test_a_single_slot_is_one_buffer_as_compiled_loops_need_it(monkeypatch):
+    model, levels, step = tiny_language.model(), list[int](), LanguageModel.step
+
+    def watched(self, tokens, cache, *rest):
+        levels.append(len(cache.levels))
+        return step(self, tokens, cache, *rest)
+
+    monkeypatch.setattr(LanguageModel, "step", watched)
+    prompts = [[3, 1, 4, *rest] for rest in ([1, 5], [9], [2, 6, 5])]
+    one = decoding.generate(model, prompts, 2, 6, 1.0, _seeded(), slots=1)
+    assert set(levels) == {0}
+    levels.clear()
+    _same(one, decoding.generate(model, prompts, 2, 6, 1.0, _seeded(), slots=4))
+    assert set(levels) == {2}
 
 
 def test_short_rows_do_not_wait_for_long_ones(monkeypatch):
