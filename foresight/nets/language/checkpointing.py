@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 ATTENTIONS = ("LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention")
+SILU = ("SiLU", "SiLUActivation")  # activations of torch and of transformers
 MLPS = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 
 
@@ -99,7 +100,7 @@ def use(module: nn.Module) -> None:
     for part in module.modules():  # methods of `part`, so that a deep copy gets its own
         if type(part).__name__ in NORMS:
             part.forward = MethodType(_norm, part)
-        elif type(part).__name__ in MLPS and type(part.act_fn).__name__ in ("SiLU", "SiLUActivation"):
+        elif type(part).__name__ in MLPS and type(part.act_fn).__name__ in SILU:
             part.forward = MethodType(_mlp, part)
         elif type(part).__name__ in ATTENTIONS:
             part.forward = MethodType(_attention, part)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresight.nets.language.cache import DecodeStep, Extension, Level
+from foresight.nets.language.checkpointing import SILU
 
 if TYPE_CHECKING:
     from foresight.nets.language.fused_token import Layers
@@ -37,7 +38,6 @@ PACK = 8  # steps of decoding from which packing the weights pays
 KIND = torch.bfloat16  # the dtype of packed weights
 ABLE = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")  # layers of transformers
-SILU = ("SiLU", "SiLUActivation")  # activations of torch and of transformers
 LINEAR = (*(f"self_attn.{x}_proj" for x in "qkvo"), *(f"mlp.{x}_proj" for x in ("gate", "up", "down")))
 TOGETHER = (3, 1, 2, 1)  # so many of these have the same input
 Product = Callable[[Tensor], Tensor]

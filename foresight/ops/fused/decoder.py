@@ -136,6 +136,23 @@ class _SwiGLU(torch.autograd.Function):
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _inverse_rms(row: Array, eps: np.float32) -> np.float32:
+    total = np.float32(0)
+    for j in range(len(row)):
+        total += wide(row[j]) * wide(row[j])
+    found: np.float32 = np.float32(1) / np.sqrt(total / np.float32(len(row)) + eps)
+    return found
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _gate_row(gate: Array, up: Array, to: Array) -> None:
+    kind = to[0]
+    for j in range(len(to)):
+        x = wide(gate[j])
+        to[j] = narrow_as(x / (np.float32(1) + fast_exp(-x)) * wide(up[j]), kind)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _turn_one(i: int, heads: Array, cos: Array, sin: Array, found: Array) -> None:
     row, place = i // cos.shape[1], i % cos.shape[1]
     half = cos.shape[2] // 2
@@ -164,10 +181,7 @@ def _back_one(i: int, grad: Array, cos: Array, sin: Array, into: Array) -> None:
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _norm_one(i: int, x: Array, gain: Array, eps: np.float32, found: Array, scale: Array) -> None:
     row, to, kind = x[i], found[i], found[0, 0]
-    total = np.float32(0)
-    for j in range(len(row)):
-        total += wide(row[j]) * wide(row[j])
-    scale[i] = by = np.float32(1) / np.sqrt(total / np.float32(len(row)) + eps)
+    scale[i] = by = _inverse_rms(row, eps)
     for j in range(len(row)):
         to[j] = narrow_as(wide(row[j]) * by * wide(gain[j]), kind)
 
@@ -189,10 +203,7 @@ def _norm_back_part(part: int, grad: Array, x: Array, gain: Array, scale: Array,
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _gate_one(i: int, gate: Array, up: Array, found: Array) -> None:
-    row, other, to, kind = gate[i], up[i], found[i], found[0, 0]
-    for j in range(len(row)):
-        x = wide(row[j])
-        to[j] = narrow_as(x / (np.float32(1) + fast_exp(-x)) * wide(other[j]), kind)
+    _gate_row(gate[i], up[i], found[i])
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
@@ -213,21 +224,15 @@ def _sum_one(
     if add:
         for j in range(len(row)):
             into[j] = narrow_as(wide(row[j]) + wide(more[j]), kind)
-    squares = np.float32(0)
-    for j in range(len(row)):
-        squares += wide(into[j]) * wide(into[j])
-    by = np.float32(1) / np.sqrt(squares / np.float32(len(row)) + eps)
+    by = _inverse_rms(into, eps)
     for j in range(len(row)):
         to[j] = narrow(wide(into[j]) * by * gain[j])
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _halves_one(i: int, both: Array, found: Array) -> None:
-    to, kind = found[i], found[0, 0]
-    row, other = both[i, : len(to)], both[i, len(to) :]
-    for j in range(len(to)):
-        x = wide(row[j])
-        to[j] = narrow_as(x / (np.float32(1) + fast_exp(-x)) * wide(other[j]), kind)
+    units = found.shape[1]
+    _gate_row(both[i, :units], both[i, units:], found[i])
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")

@@ -21,10 +21,10 @@ READ = 4096  # prompt tokens read at once
 class CacheAllocator:
     """A static KV cache of three levels: the prefix that all prompts share, the prompts, and the rows in slots.
 
-    A prompt is stored once for all its rows and freed when the last of them ends. With `merged` (one row a prompt) the
-    prompt is copied into the slot of its row, since two levels cost less than three. A single slot has no prefix apart,
-    so that with `merged` it is one buffer, as compiled loops need it (`nets.language.packed`). What `kept` holds of a
-    prompt is not read again, and what is read is added to it.
+    A prompt is stored once for all its rows and freed when the last of them ends. With `merged` (one row a prompt, or
+    one slot) the prompt is copied into the slot of its row, since two levels cost less than three. A single slot has no
+    prefix apart, so that with `merged` it is one buffer, as compiled loops need it (`nets.language.packed`). What
+    `kept` holds of a prompt is not read again, and what is read is added to it.
     """
 
     def __init__(
