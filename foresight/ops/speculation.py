@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 def distribution(logits: Tensor, temperature: float) -> Tensor:
@@ -19,7 +18,7 @@ def distribution(logits: Tensor, temperature: float) -> Tensor:
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0.0:
-        return functional.one_hot(wide.argmax(-1), wide.shape[-1]).to(wide.dtype)
+        return torch.zeros_like(wide).scatter_(-1, wide.argmax(-1, keepdim=True), 1.0)
     return (wide if temperature == 1.0 else wide / temperature).softmax(-1)
 
 

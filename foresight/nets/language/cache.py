@@ -140,9 +140,15 @@ class Extension:
 
     blocked = None
 
-    def __init__(self, levels: list[Level], level: Level, place: int) -> None:
-        before = Level([k[:, :, :place] for k in level.keys], [v[:, :, :place] for v in level.values])
-        self.levels, self.level, self.place = [*levels, before] if place else levels, level, place
+    def __init__(self, above: list[Level], level: Level, place: int) -> None:
+        self.above, self.level, self.place = above, level, place
+
+    @functools.cached_property
+    def levels(self) -> list[Level]:
+        """The levels `above`, and what the buffer holds before `place`."""
+        keys, values = ([x[:, :, : self.place] for x in xs] for xs in (self.level.keys, self.level.values))
+        before = Level(keys, values)
+        return [*self.above, before] if self.place else self.above
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """As `Prefill.update`."""

@@ -318,7 +318,7 @@ def _place(tree: Any) -> int | None:
     """Where new tokens are written, if they attend to one buffer of bfloat16, and to all that precedes them there."""
     if isinstance(tree, DecodeStep) and not tree.levels and tree.blocked is None:
         place = tree.stop - 1
-    elif isinstance(tree, Extension) and len(tree.levels) == (tree.place > 0):
+    elif isinstance(tree, Extension) and not tree.above:
         place = tree.place
     else:
         return None

@@ -16,7 +16,7 @@ from foresight.nets.language.cache import Cache, Level
 from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.ops.speculation import distribution
 from foresight.planning.generation.decoding import generate
-from foresight.planning.generation.speculative import speculate
+from foresight.planning.generation.speculative import Speculation, speculate
 from tests import tiny_language
 from tests.sabotage import change, sabotaged_by, swap
 
@@ -52,7 +52,10 @@ class _Chain(nn.Module):
         return contextlib.nullcontext()
 
     def logits(self, hidden):
-        return self.head(hidden)
+        return self.scaled(self.head(hidden))
+
+    def scaled(self, logits):
+        return logits
 
     def read(self, prompts):
         room = torch.zeros(1, 1, 1, 1)
@@ -96,16 +99,24 @@ def test_samples_from_drafts_of_heads_have_the_models_own_distribution():
     _own_distribution(_heads(), 800)
 
 
+@sabotaged_by("foresight.ops.speculation.residual", lambda f: lambda target, draft: target)
+@pytest.mark.parametrize("kind", ["heads", "model"])
+@torch.no_grad()
+def test_drafts_of_the_frequent_tokens_alone_leave_the_models_own_distribution(kind):
+    found = _own_distribution(_heads() if kind == "heads" else _Chain(1), 500, draft_vocabulary=2)
+    assert int(found.batch.completion.max()) == 3  # also tokens that are never drafted
+
+
 @sabotaged_by("foresight.ops.speculation.accepted", change("uniform", lambda u: 0.5 * u), swap("target", "draft"))
 @torch.no_grad()
 def test_samples_from_drafts_of_a_model_have_the_models_own_distribution():
     _own_distribution(_Chain(1), 500)
 
 
-def _own_distribution(draft, rows):
+def _own_distribution(draft, rows, **options):
     model, temperature = _Chain(0), 0.8
     off = []
-    found = speculate(model, [[2]], draft, rows, LENGTH, temperature, torch.Generator().manual_seed(0), ahead=3)
+    found = speculate(model, [[2]], draft, rows, LENGTH, temperature, torch.Generator().manual_seed(0), 3, **options)
     chances = model.chances(2, temperature)
     assert abs(sum(chances.values()) - 1) < 1e-5
     counts = dict.fromkeys(chances, 0)
@@ -120,6 +131,7 @@ def _own_distribution(draft, rows):
     expected = [rows * chances[row] for row in many] + [rows * sum(p for row, p in chances.items() if row not in many)]
     assert stats.chisquare(observed, expected, sum_check=False).pvalue > 1e-3
     assert 0.1 < found.acceptance < 0.9 and found.tokens_per_pass > 1
+    return found
 
 
 @torch.no_grad()
@@ -148,10 +160,30 @@ def test_a_copy_drafts_what_the_model_writes():
     assert found.acceptance > 0.8 and found.tokens_per_pass > 2  # all but what was drafted past the end
 
 
-def _same_text(model, draft):
+@pytest.mark.parametrize("kind", ["heads", "model"])
+@torch.no_grad()
+def test_all_tokens_may_be_drafted_or_few(kind):
+    """Becomes drafts of all tokens with a vocabulary as large as the model's, or larger."""
+    model = tiny_language.model()
+    torch.manual_seed(0)
+    draft = mtp.heads_for(model, 4) if kind == "heads" else tiny_language.model(1)
+    prompts = [model.encode(text) for text in ("1+1?", "abc")]
+
+    def found(count: int | None) -> Speculation:
+        return speculate(model, prompts, draft, 2, 12, 1.0, torch.Generator().manual_seed(0), 3, count)
+
+    whole, few = found(None), found(5)
+    for count in (model.vocab_size, model.vocab_size + 9):
+        same = found(count)
+        assert torch.equal(same.batch.completion, whole.batch.completion) and same.accepted == whole.accepted
+    assert not torch.equal(few.batch.completion, whole.batch.completion)
+    _same_text(model, draft, draft_vocabulary=5)
+
+
+def _same_text(model, draft, **options):
     prompts = [model.encode(text) for text in ("1+1?", "12+3?", "abc")]
     plain = generate(model, prompts, 1, 20, 0.0)
-    found = speculate(model, prompts, draft, 1, 20, 0.0, ahead=3)
+    found = speculate(model, prompts, draft, 1, 20, 0.0, ahead=3, **options)
     assert torch.equal(found.batch.completion, plain.completion)
     assert torch.equal(found.batch.length, plain.length) and torch.equal(found.batch.stopped, plain.stopped)
     torch.testing.assert_close(found.batch.logprob, plain.logprob, atol=1e-4, rtol=1e-4)
@@ -186,5 +218,7 @@ def test_what_cannot_be_drafted_is_refused():
         speculate(model, [[1]], mtp.heads_for(model, 1))
     with pytest.raises(UserError, match="another vocabulary"):
         speculate(model, [[1]], _Chain(0))
+    with pytest.raises(UserError, match="draft_vocabulary is 0: it must be at least 1"):
+        speculate(model, [[1]], tiny_language.model(1), draft_vocabulary=0)
     with pytest.raises(UserError, match="do not fit into a context of 64"):
         speculate(model, [[1] * 50], tiny_language.model(1), max_new_tokens=12)
