@@ -18,7 +18,7 @@ PEER = "transformers"
 TARGET = 1.0
 PROMPTS, TURN, TOKENS = 24, 6, 48
 RUN = Path("runs/mtp_critic-smollm2-drafts-0")
-DRAFTS = {"ahead": 1, "draft_vocabulary": 4096}  # more drafts per pass take more time than they save
+DRAFTS = {"ahead": 1, "draft_vocabulary": 8192}  # more drafts per pass take more time than they save
 
 
 def _model() -> str:

@@ -100,6 +100,14 @@ def token_divergence(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 class _TokenDivergence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        from foresight.ops.fused import tokens as fused  # late: numba is slow to import
+
+        ctx.set_materialize_grads(False)
+        if fused.able(logits) and fused.able(target):
+            distance, overlap, total, wanted = fused.token_divergence(logits, target)
+            ctx.save_for_backward(logits, target, total, wanted)
+            ctx.mark_non_differentiable(overlap)
+            return distance, overlap
         distances, overlaps = [], []
         for rows, wanted in zip(logits.split(ROWS), target.split(ROWS), strict=True):
             logp, target_logp = _wide(rows, 1.0).log_softmax(-1), _wide(wanted, 1.0).log_softmax(-1)
@@ -110,7 +118,6 @@ class _TokenDivergence(torch.autograd.Function):
         ctx.save_for_backward(logits, target)
         overlap = torch.cat(overlaps)
         ctx.mark_non_differentiable(overlap)
-        ctx.set_materialize_grads(False)
         return torch.cat(distances), overlap
 
     @staticmethod
@@ -118,7 +125,12 @@ class _TokenDivergence(torch.autograd.Function):
     def backward(ctx: Any, outer: Tensor | None, _: None) -> tuple[Tensor | None, None]:
         if outer is None:
             return None, None
-        logits, target = ctx.saved_tensors
+        logits, target, *totals = ctx.saved_tensors
+        if totals:
+            from foresight.ops.fused import tokens as fused
+
+            total, wanted = totals
+            return fused.token_divergence_backward(logits, target, total, wanted, outer), None
         result = torch.empty_like(logits)
         parts = (x.split(ROWS) for x in (result, logits, target, outer))
         for into, rows, wanted, weight in zip(*parts, strict=True):

@@ -44,6 +44,44 @@ def test_rows_of_logits(dtype: torch.dtype, temperature: float, threads: int, mo
         torch.testing.assert_close(found[2], expected[2], rtol=rtol, atol=atol)
 
 
+def _divergence(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    outer = 3 * torch.randn(len(logits), generator=torch.Generator().manual_seed(1))
+    z = logits.clone().requires_grad_()
+    distance, overlap = tokens.token_divergence(z, target)
+    (distance * outer).sum().backward()
+    assert z.grad is not None and z.grad.dtype == z.dtype and not overlap.requires_grad
+    return distance.detach(), overlap, z.grad
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@sabotaged_by("foresight.ops.fused.tokens.token_divergence", change("target", lambda z: 1.1 * z))
+@sabotaged_by("foresight.ops.fused.tokens.token_divergence_backward", scaled(1.05), change("wanted", torch.zeros_like))
+def test_divergences_of_rows(dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    generator = torch.Generator().manual_seed(0)
+    logits, target = ((5 * torch.randn(70, 301, generator=generator)).to(dtype) for _ in range(2))
+    logits[:, 3], target[:, 3], target[5, 7:200] = -torch.inf, -torch.inf, -torch.inf
+    found = _divergence(logits, target)
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "able", lambda _: False)
+        expected = _divergence(logits, target)
+    assert (found[2][:, 3] == 0).all() and found[2].isfinite().all()
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (1e-2, 1e-5)  # a gradient in bfloat16 has 8 bits
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[2], expected[2], rtol=rtol, atol=atol)
+
+
+def test_what_the_target_expects_and_the_logits_rule_out_is_far() -> None:
+    logits, target = torch.zeros(2, 9), torch.zeros(2, 9)
+    logits[1, 4] = -torch.inf
+    distance, _ = tokens.token_divergence(logits, target)
+    assert distance[0].abs() < 1e-6 and distance[1] > 1e30
+    with pytest.raises(ValueError, match=r"logits of shape \[2, 9\] and a target of \[2, 8\]: they differ"):
+        tokens.token_divergence(logits, target[:, 1:])
+
+
 @sabotaged_by("foresight.ops.tokens.token_logprob", flip_sign)
 def test_logits_that_are_no_rows_in_memory() -> None:
     wide = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))

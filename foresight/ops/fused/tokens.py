@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens as one compiled loop on a CPU: a row of logits stays in the cache until it is done.
+"""Log-probabilities and divergences of tokens as compiled loops on a CPU: a row of logits stays in the cache.
 
 Torch makes a pass over memory for every operation, half a dozen of them over a slice of rows in float32. Logits are
 float32 or bfloat16, everything else is float32. The threads are torch's. The readable twin is the rest of
@@ -20,6 +20,7 @@ from foresight.ops.fused.latent import FAST, fast_exp, loop
 
 Array = NDArray[Any]
 LOWEST = np.float32(-87)  # e^x is 0 below
+SMALLEST = np.float32(torch.finfo(torch.float32).min)
 
 
 def able(logits: Tensor) -> bool:
@@ -55,6 +56,33 @@ def token_logprob_backward(
     rows = (x.detach().float().contiguous().numpy() for x in (total, entropy, outer, slope))
     of = numbers(logits), tokens.contiguous().numpy(), np.float32(1 / temperature), *rows
     loop(_backward, _backward_threads, *of, numbers(result))
+    return result
+
+
+def token_divergence(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """KL(p* ‖ p) and Σ min(p, p*) of p = softmax(z), p* = softmax(z*), and log Σ e^z of both, `[N]` each.
+
+    Of logits z and z* `[N, V]`, without gradient.
+    """
+    if logits.shape != target.shape:
+        raise ValueError(f"logits of shape {list(logits.shape)} and a target of {list(target.shape)}: they differ")
+    both = [x.detach().contiguous() for x in (logits, target)]
+    distance, overlap, total, wanted = (torch.empty(len(logits)) for _ in range(4))
+    highest = [x.amax(-1).float().numpy() for x in both]
+    found = (x.numpy() for x in (distance, overlap, total, wanted))
+    loop(_divergence, _divergence_threads, *map(numbers, both), *highest, *found)
+    return distance, overlap, total, wanted
+
+
+def token_divergence_backward(logits: Tensor, target: Tensor, total: Tensor, wanted: Tensor, outer: Tensor) -> Tensor:
+    """The gradient `[N, V]` of the logits, in their dtype.
+
+    `outer` `[N]` is that of the divergence; `total` and `wanted` `[N]` are results of `token_divergence`.
+    """
+    both = [x.detach().contiguous() for x in (logits, target)]
+    result = torch.empty_like(both[0])
+    rows = (x.detach().float().contiguous().numpy() for x in (total, wanted, outer))
+    loop(_divergence_backward, _divergence_backward_threads, *map(numbers, both), *rows, numbers(result))
     return result
 
 
@@ -133,3 +161,81 @@ def _backward_threads(
 ) -> None:  # fmt: skip
     for i in prange(len(logits)):
         _one_backward(i, logits, tokens, inverse, total, entropy, outer, slope, result)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _total(row: Array, highest: np.float32) -> np.float32:
+    """log Σ e^z."""
+    mass = np.float32(0)
+    for j in range(len(row)):
+        d = wide(row[j]) - highest
+        mass += fast_exp(LOWEST if d < LOWEST else d)
+    found: np.float32 = highest + np.log(mass)
+    return found
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _chance(logp: np.float32) -> np.float32:
+    """e^logp, also of -inf."""
+    return np.float32(0) if logp < LOWEST else fast_exp(LOWEST if logp < LOWEST else logp)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _one_divergence(
+    i: int, logits: Array, target: Array, highest: Array, peak: Array, distance: Array, overlap: Array, total: Array,
+    wanted: Array,
+) -> None:  # fmt: skip
+    row, goal = logits[i], target[i]
+    all_p, all_q = _total(row, highest[i]), _total(goal, peak[i])
+    far, shared = np.float32(0), np.float32(0)
+    for j in range(len(row)):
+        logp, logq = wide(row[j]) - all_p, wide(goal[j]) - all_q
+        p, q = _chance(logp), _chance(logq)
+        logp, logq = SMALLEST if logp < SMALLEST else logp, LOWEST if logq < LOWEST else logq  # 0 · -inf would be NaN
+        far += q * (logq - logp)
+        shared += min(p, q)
+    distance[i], overlap[i], total[i], wanted[i] = far, shared, all_p, all_q
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _one_divergence_backward(
+    i: int, logits: Array, target: Array, total: Array, wanted: Array, outer: Array, result: Array
+) -> None:
+    row, goal, to, kind = logits[i], target[i], result[i], logits[i, 0]
+    for j in range(len(row)):
+        p, q = _chance(wide(row[j]) - total[i]), _chance(wide(goal[j]) - wanted[i])
+        to[j] = narrow_as(outer[i] * (p - q), kind)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _divergence(
+    logits: Array, target: Array, highest: Array, peak: Array, distance: Array, overlap: Array, total: Array,
+    wanted: Array,
+) -> None:  # fmt: skip
+    for i in range(len(logits)):
+        _one_divergence(i, logits, target, highest, peak, distance, overlap, total, wanted)
+
+
+@njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
+def _divergence_threads(
+    logits: Array, target: Array, highest: Array, peak: Array, distance: Array, overlap: Array, total: Array,
+    wanted: Array,
+) -> None:  # fmt: skip
+    for i in prange(len(logits)):
+        _one_divergence(i, logits, target, highest, peak, distance, overlap, total, wanted)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy")
+def _divergence_backward(
+    logits: Array, target: Array, total: Array, wanted: Array, outer: Array, result: Array
+) -> None:
+    for i in range(len(logits)):
+        _one_divergence_backward(i, logits, target, total, wanted, outer, result)
+
+
+@njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
+def _divergence_backward_threads(
+    logits: Array, target: Array, total: Array, wanted: Array, outer: Array, result: Array
+) -> None:
+    for i in prange(len(logits)):
+        _one_divergence_backward(i, logits, target, total, wanted, outer, result)
