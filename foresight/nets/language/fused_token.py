@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.ops.fused.bfloat16 import narrow, wide
-from foresight.ops.fused.latent import FAST, LOCK, fast_exp, share_threads
+from foresight.ops.fused.latent import FAST, LOCK, fast_exp, fast_silu, share_threads
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]
@@ -209,11 +209,6 @@ def _product(weight: Bits, x: Floats, to: Floats) -> None:
             to[t, i] = dot(weight[i], x[t])
 
 
-@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
-def _silu(x: np.float32) -> np.float32:
-    return x / (np.float32(1) + fast_exp(-x))
-
-
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
 def _gated(weight: Bits, x: Floats, to: Floats) -> None:
     """SiLU(gate) · up, of the rows of the gate `[M]` and then of up `[M]`."""
@@ -225,12 +220,12 @@ def _gated(weight: Bits, x: Floats, to: Floats) -> None:
             a, b, up, other_up, e, f, next_up, last_up = eight(
                 weight[i], weight[j], weight[units + i], weight[units + j], x[t], x[t + 1]
             )
-            to[t, j], to[t + 1, j] = _silu(b) * other_up, _silu(f) * last_up
-            to[t, i], to[t + 1, i] = _silu(a) * up, _silu(e) * next_up
+            to[t, j], to[t + 1, j] = fast_silu(b) * other_up, fast_silu(f) * last_up
+            to[t, i], to[t + 1, i] = fast_silu(a) * up, fast_silu(e) * next_up
         for t in range(len(x) - len(x) % 2, len(x)):
             a, b, up, other_up = four(weight[i], weight[j], weight[units + i], weight[units + j], x[t])
-            to[t, j] = _silu(b) * other_up
-            to[t, i] = _silu(a) * up
+            to[t, j] = fast_silu(b) * other_up
+            to[t, i] = fast_silu(a) * up
 
 
 @njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")

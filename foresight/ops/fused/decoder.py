@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from foresight.ops.fused.bfloat16 import narrow, narrow_as, numbers, wide
-from foresight.ops.fused.latent import FAST, fast_exp, loop
+from foresight.ops.fused.latent import FAST, fast_exp, fast_silu, loop
 
 Array = NDArray[Any]
 KINDS = (torch.float32, torch.bfloat16)
@@ -148,8 +148,7 @@ def _inverse_rms(row: Array, eps: np.float32) -> np.float32:
 def _gate_row(gate: Array, up: Array, to: Array) -> None:
     kind = to[0]
     for j in range(len(to)):
-        x = wide(gate[j])
-        to[j] = narrow_as(x / (np.float32(1) + fast_exp(-x)) * wide(up[j]), kind)
+        to[j] = narrow_as(fast_silu(wide(gate[j])) * wide(up[j]), kind)
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")

@@ -154,6 +154,13 @@ def fast_exp(context: Any, x: Any) -> Any:
     return types.float32(types.float32), generate
 
 
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def fast_silu(x: np.float32) -> np.float32:
+    """x / (1 + e^-x)."""
+    found: np.float32 = x / (np.float32(1) + fast_exp(-x))
+    return found
+
+
 @njit(cache=True, fastmath=FAST, error_model="numpy")
 def _norm_silu(u: Floats, gain: Floats, eps: np.float32, found: Floats) -> None:
     rows, width = u.shape
@@ -165,8 +172,7 @@ def _norm_silu(u: Floats, gain: Floats, eps: np.float32, found: Floats) -> None:
             total += row[j] * row[j]
         scale = one / np.sqrt(total / np.float32(width) + eps)
         for j in range(width):
-            y = row[j] * scale * by[j]
-            to[j] = y / (one + fast_exp(-y))
+            to[j] = fast_silu(row[j] * scale * by[j])
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")

@@ -87,6 +87,12 @@ def token_divergence_backward(logits: Tensor, target: Tensor, total: Tensor, wan
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
+def _chance(logp: np.float32) -> np.float32:
+    """e^logp, also of -inf."""
+    return np.float32(0) if logp < LOWEST else fast_exp(logp)
+
+
+@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _row(row: Array, highest: np.float32, inverse: np.float32) -> tuple[np.float32, np.float32]:
     """Σ e^d and Σ e^d d of d = z / τ - max z / τ."""
     mass, mean = np.float32(0), np.float32(0)
@@ -120,12 +126,12 @@ def _one_backward(
     for j in range(len(row)):
         logp = wide(row[j]) * inverse - total[i]
         seen = LOWEST if logp < LOWEST else logp
-        p = np.float32(0) if logp < LOWEST else fast_exp(seen)
+        p = _chance(logp)
         to[j] = narrow_as(-p * (pull + by * seen), kind)
     token = tokens[i]
     logp = wide(row[token]) * inverse - total[i]
     seen = LOWEST if logp < LOWEST else logp
-    p = np.float32(0) if logp < LOWEST else fast_exp(seen)
+    p = _chance(logp)
     to[token] = narrow_as(outer[i] - p * (pull + by * seen), kind)
 
 
@@ -166,18 +172,9 @@ def _backward_threads(
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
 def _total(row: Array, highest: np.float32) -> np.float32:
     """log Σ e^z."""
-    mass = np.float32(0)
-    for j in range(len(row)):
-        d = wide(row[j]) - highest
-        mass += fast_exp(LOWEST if d < LOWEST else d)
+    mass, _ = _row(row, highest, np.float32(1))
     found: np.float32 = highest + np.log(mass)
     return found
-
-
-@njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")
-def _chance(logp: np.float32) -> np.float32:
-    """e^logp, also of -inf."""
-    return np.float32(0) if logp < LOWEST else fast_exp(LOWEST if logp < LOWEST else logp)
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy", inline="always")

@@ -3,9 +3,9 @@
 The samples have the model's own distribution (`ops.speculation`; Leviathan et al. 2023, arXiv:2211.17192, algorithm 1;
 Chen et al. 2023, arXiv:2302.01318, algorithm 2). The draft is a smaller language model, or the model's own multi-token
 heads (Stern et al. 2018, arXiv:1811.03115), which are accurate for a few tokens only. Most of their time is the
-unembedding's: drafts may be among the frequent tokens alone (Zhao et al. 2025, arXiv:2502.14856). At batch size 1 a
-pass takes as long as reading the weights, on an accelerator for one token as for five, on a CPU for one or two, so that
-the speedup is the tokens per pass.
+unembedding's: drafts may be among the frequent tokens alone (Zhao et al. 2025, arXiv:2502.14856). At batch size 1 the
+time of a pass on an accelerator is that of reading the weights, for one token as for five, so the speedup is the tokens
+per pass; on a CPU a few tokens take somewhat longer than one.
 
 Rows are decoded one at a time; use `planning.generation.decoding` for batches.
 """
