@@ -6,11 +6,11 @@ python benchmarks/board_games.py hex3 gumbel_muzero            # another game th
 python benchmarks/board_games.py connect_four                  # trains alphazero; matches and mistakes by phase
 python benchmarks/board_games.py connect_four RUN              # the same for a trained run
 python benchmarks/board_games.py alphago hex5 --seeds 0 1 2    # trains alphago, then compares its parts
-python benchmarks/board_games.py ladder go9                    # trains alphazero; its checkpoints play each other
+python benchmarks/board_games.py ladder go9 --seeds 0 1 2      # trains alphazero; its checkpoints play each other
 python benchmarks/board_games.py bounds connect_four --steps 50000    # muzero's values by known bounds, by the tree's
 
-`--minutes` ends training early. A measurement that exists is not repeated. Of proofs and of AlphaGo's parts, `--more`
-keeps the seeds that the result has, as `foresight reproduce --more` does.
+`--minutes` ends training early. A measurement that exists is not repeated. Of proofs, AlphaGo's parts and
+ladders, `--more` keeps the seeds that the result has, as `foresight reproduce --more` does.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "board_games"
 LONG = 100  # simulations of a long search
 OPENINGS = 2  # random moves before a game of Connect Four; otherwise minimax and the agent would repeat one game
+LADDER_OPENINGS = 4  # of the games between checkpoints
 PHASES = ((8, 15), (16, 23), (24, 31), (32, 41))  # moves of Connect Four before the mistake
 
 
@@ -262,9 +263,36 @@ def connect_four(path: str, games: int, matches_only: bool, seed: int, minutes: 
 
 
 def ladder(
-    preset: str, seed: int, steps: int | None, minutes: float, checkpoints: int, games: int, simulations: int
+    preset: str,
+    seeds: list[int],
+    steps: int | None,
+    minutes: float,
+    checkpoints: int,
+    games: int,
+    simulations: int,
+    more: bool,
 ) -> None:
-    """A round robin of AlphaZero's checkpoints after equal parts of the training: does the Elo rise?"""
+    """A round robin of each seed's checkpoints after equal parts of the training: does the Elo rise in each?"""
+    label, runs = f"alphazero-{preset}-ladder", []
+    known = kept(label, more)
+    for seed in seeds:
+        runs.append(
+            known[seed] if seed in known else climbed(preset, seed, steps, minutes, checkpoints, games, simulations)
+        )
+        document = {
+            "seeds": seeds[: len(runs)],
+            "rises": all(run["rises"] for run in runs),
+            "openings": LADDER_OPENINGS, "simulations": simulations, "games_per_pair": games,
+            "runs": runs,
+        }  # fmt: skip
+        title = f"AlphaZero at {runs[0]['game']}: Elo of its checkpoints relative to the first"
+        write(label, title, document, sum(run["training_seconds"] for run in runs))
+
+
+def climbed(
+    preset: str, seed: int, steps: int | None, minutes: float, checkpoints: int, games: int, simulations: int
+) -> dict[str, Any]:
+    """The training of one seed, and the games between its checkpoints."""
     from foresight.runtime import run
     from foresight.runtime.checkpoints import checkpoint
     from foresight.runtime.evaluation import match, players
@@ -279,18 +307,14 @@ def ladder(
     options: dict[str, Any] = {} if steps is None else {"steps": steps}
     one = trained("alphazero", preset, seed, minutes, keep, **options)
     found, game = players.checkpoints(str(folder), checkpoints, simulations)
-    reached, choosers, openings = list(found), list(found.values()), 4  # random moves, so that games differ
+    reached, choosers = list(found), list(found.values())
     what = f"{games} games a pair between {reached}, {simulations} simulations"
-    measured = once(
-        run.Run(folder), reached[-1], what, lambda: match.ladder(game, choosers, games, openings, seed)
-    )  # fmt: skip
-    document = {
-        "seeds": [seed], "game": game.title, "training_seconds": seconds_of(one), "steps": reached,
-        "rises": rises(measured["elo"]), "openings": openings,
-        "simulations": simulations, "games_per_pair": games, **measured,
+    play = lambda: match.ladder(game, choosers, games, LADDER_OPENINGS, seed)  # noqa: E731
+    measured = once(run.Run(folder), reached[-1], what, play)
+    return {
+        "seed": seed, "game": game.title, "training_seconds": seconds_of(one), "steps": reached,
+        "rises": rises(measured["elo"]), **measured,
     }  # fmt: skip
-    title = f"AlphaZero at {game.title}: Elo of its checkpoints relative to the first"
-    write(f"alphazero-{preset}-ladder", title, document, seconds_of(one))
 
 
 def rises(elo: list[dict[str, float]]) -> bool:
@@ -497,9 +521,10 @@ def main() -> None:
     elif arguments.what == "connect_four":
         connect_four(arguments.name, games, arguments.matches_only, seed, minutes, arguments.simulations)
     elif arguments.what == "ladder":
+        count, simulations = arguments.checkpoints, arguments.simulations or 16
         ladder(
-            arguments.name, seed, arguments.steps, minutes, arguments.checkpoints, games, arguments.simulations or 16
-        )
+            arguments.name, arguments.seeds, arguments.steps, minutes, count, games, simulations, arguments.more
+        )  # fmt: skip
     elif arguments.what == "bounds":
         bounds(arguments.name, arguments.seeds, arguments.steps or 100_000, games)
     elif arguments.what == "ship":
