@@ -22,9 +22,15 @@ int64: _Kind
 uint8: _Kind
 
 class types:
+    boolean: ClassVar[_Kind]
     float32: ClassVar[_Kind]
+    int32: ClassVar[_Kind]
     int64: ClassVar[_Kind]
+    intp: ClassVar[_Kind]
     uint16: ClassVar[_Kind]
+    void: ClassVar[_Kind]
+    @staticmethod
+    def ExternalFunction(name: str, signature: _Signature, /) -> Callable[..., Any]: ...
     @staticmethod
     def CPointer(kind: _Kind, /) -> _Kind: ...
 

@@ -71,15 +71,20 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
     return state.policy[obs], {}, carry
 
 
-def evaluate(state: State, sweeps: bellman.Sweeps, first: Tensor) -> dict[str, float]:
-    """v ← v_π (S&B p. 80, step 2). `first` `[S, A]` is the policy evaluated before any improvement."""
+def evaluate(state: State, sweeps: bellman.Sweeps, first: Tensor, most: int = 1) -> dict[str, float]:
+    """v ← v_π (S&B p. 80, step 2), by up to `most` sweeps or exactly.
+
+    `first` `[S, A]` is the policy evaluated before any improvement.
+    """
     policy = state.policy if state.iteration else first
     if state.config.evaluation == "exact":
         before, state.values = state.values, bellman.policy_value(sweeps.mdp, policy, sweeps.gamma)
         state.evaluated = True
+        state.step += 1
         return {"change": float((state.values - before).abs().max())}
-    state.values, change = sweeps.evaluate(state.values, policy)
+    state.values, change = sweeps.evaluate(state.values, policy, most, state.config.tolerance)
     state.evaluated = change.norm < state.config.tolerance
+    state.step += change.sweeps
     return {"change": change.norm}
 
 
@@ -93,15 +98,14 @@ def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     if switched:
         state.policy = policy  # otherwise the same tensor: its rows need not be gathered again
     state.iteration += 1
+    state.step += 1
     state.evaluated = False
     return {"residual": state.residual, "switched": float(switched), "iteration": float(state.iteration)}
 
 
-def update(state: State, sweeps: bellman.Sweeps, first: Tensor) -> dict[str, float]:
-    """The next sweep: evaluation until it has converged, then an improvement."""
-    metrics = improve(state, sweeps) if state.evaluated else evaluate(state, sweeps, first)
-    state.step += 1
-    return metrics
+def update(state: State, sweeps: bellman.Sweeps, first: Tensor, most: int = 1) -> dict[str, float]:
+    """Evaluation by up to `most` sweeps until it has converged, then an improvement."""
+    return improve(state, sweeps) if state.evaluated else evaluate(state, sweeps, first, most)
 
 
 def train(
@@ -112,7 +116,8 @@ def train(
     sweeps = bellman.Sweeps(env.to(device), config.gamma)
     first = sweeps.mdp.uniform()
     while state.step < config.steps and not state.stable:
-        metrics = update(state, sweeps, first)
+        shown = state.step - state.step % config.yield_every + config.yield_every
+        metrics = update(state, sweeps, first, min(shown, config.steps) - state.step)
         if state.stable or state.step >= config.steps or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 

@@ -79,6 +79,7 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
 def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     """π ← greedy with respect to v, v ← L v: one sweep gives both (Puterman 6.5, steps 2 and 3a)."""
     state.values, state.policy, change = sweeps.improve(state.values, state.policy)
+    state.step += 1
     state.residual = change.half_span if state.config.span_bounds else change.norm
     if state.residual >= state.config.tolerance:
         state.evaluations_left = state.config.evaluation_sweeps
@@ -87,18 +88,18 @@ def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     return {"residual": state.residual, "switched": float(change.switched)}
 
 
-def evaluate(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
-    """v ← L_π v (Puterman 6.5, step 3c)."""
-    state.values, change = sweeps.evaluate(state.values, state.policy)
-    state.evaluations_left -= 1
+def evaluate(state: State, sweeps: bellman.Sweeps, most: int = 1) -> dict[str, float]:
+    """v ← L_π v (Puterman 6.5, step 3c), up to `most` times."""
+    most = min(most, state.evaluations_left)
+    state.values, change = sweeps.evaluate(state.values, state.policy, most)
+    state.evaluations_left -= change.sweeps
+    state.step += change.sweeps
     return {"change": change.norm}
 
 
-def update(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
-    """The next sweep: an improvement sweep, or one of the evaluation sweeps that follow it."""
-    metrics = evaluate(state, sweeps) if state.evaluations_left else improve(state, sweeps)
-    state.step += 1
-    return metrics
+def update(state: State, sweeps: bellman.Sweeps, most: int = 1) -> dict[str, float]:
+    """An improvement sweep, or up to `most` of the evaluation sweeps that follow it."""
+    return evaluate(state, sweeps, most) if state.evaluations_left else improve(state, sweeps)
 
 
 def train(
@@ -109,7 +110,8 @@ def train(
     state = state or build(config, env.spaces, device)
     sweeps = bellman.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:
-        metrics = update(state, sweeps)
+        shown = state.step - state.step % config.yield_every + config.yield_every
+        metrics = update(state, sweeps, min(shown, config.steps) - state.step)
         stop = state.step >= config.steps or state.residual < config.tolerance
         if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state

@@ -63,11 +63,11 @@ def act(state: State, obs: Tensor, carry: None = None, explore: bool = False) ->
     return state.policy[obs], {}, carry
 
 
-def update(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
-    """One sweep: v(s) ← max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ] in all states at once (S&B eq. 4.10)."""
-    state.values, state.policy, change = sweeps.improve(state.values, state.policy)
+def update(state: State, sweeps: bellman.Sweeps, most: int = 1) -> dict[str, float]:
+    """v(s) ← max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ] in all states at once (S&B eq. 4.10), up to `most` times."""
+    state.values, state.policy, change = sweeps.improve(state.values, state.policy, most, state.config.tolerance)
     state.residual = change.norm
-    state.step += 1
+    state.step += change.sweeps
     return {"residual": change.norm, "switched": float(change.switched)}
 
 
@@ -79,7 +79,8 @@ def train(
     state = state or build(config, env.spaces, device)
     sweeps = bellman.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:
-        metrics = update(state, sweeps)
+        shown = state.step - state.step % config.yield_every + config.yield_every
+        metrics = update(state, sweeps, min(shown, config.steps) - state.step)
         stop = state.step >= config.steps or state.residual < config.tolerance
         if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state

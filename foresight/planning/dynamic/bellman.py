@@ -154,6 +154,7 @@ class Change(NamedTuple):
     low: float
     high: float
     switched: int  # states whose action changed
+    sweeps: int = 1  # sweeps that the call made, of which this is the last
 
     @property
     def norm(self) -> float:
@@ -181,10 +182,13 @@ class Sweeps:
 
     The compiled sweep computes the same values with less work, by temporary action elimination (Hastings & van Nunen
     1977; Puterman 6.7). If the values change by Δ in [low, high], every q(s, a) changes by a number in γ [low, high],
-    so the gap between the best and the second best action shrinks by at most γ (high - low). `_clock` is the sum of
+    so the gap between the best and the second best action shrinks by at most γ (high - low). The clock is the sum of
     these bounds, and `_deadline[s]` the clock at which the gap of the last full comparison may be closed. Before that,
     only the best action is computed. The table rows of the chosen actions are kept together in memory, also for policy
     evaluation.
+
+    A compiled call makes up to `sweeps` sweeps, which saves the time between them. It ends earlier with a sweep that
+    changes no value by `tolerance` or more, and after about a tenth of a second, so that it can be interrupted.
 
     Arguments are not modified, but the next `improve` updates the `policy` returned by the last one in place.
     """
@@ -203,9 +207,11 @@ class Sweeps:
             self._make_rows()
         self._values: Tensor | None = None  # the last output: the clock is valid only for sweeps that start from it
         self._policy: Tensor | None = None  # the actions whose table rows are gathered
-        self._clock = self._scale = 0.0
+        self._totals = np.zeros(5)  # clock and scale of all sweeps; low, high and switched of the last
 
-    def improve(self, values: Tensor, policy: Tensor) -> tuple[Tensor, Tensor, Change]:
+    def improve(
+        self, values: Tensor, policy: Tensor, sweeps: int = 1, tolerance: float = 0.0
+    ) -> tuple[Tensor, Tensor, Change]:
         """v' = Lv, v'(s) = max_a q(s, a), and the greedy policy for v, both `[S]`, with the change (S&B eq. 4.10).
 
         Of equally good actions the first is chosen.
@@ -222,17 +228,17 @@ class Sweeps:
             self._deadline.fill(-np.inf)
         from foresight.planning.dynamic import kernels
 
-        # Far above the rounding error of a value (1e-16 of the scale), far below any useful gap.
-        margin = 1e-10 * self._scale
-        new = torch.from_numpy(np.empty(len(values)))  # numpy requests huge pages, which make random reads faster
-        low, high, switched = kernels.improve(
-            torch.get_num_threads(), self._next, self._weight, self._reward, self.gamma, values.numpy(), new.numpy(),
-            self._policy.numpy(), self._row_next, self._row_weight, self._row_reward, self._deadline, self._clock,
-            margin,
+        found, count = kernels.improve(
+            torch.get_num_threads(), sweeps, tolerance, self.ends, self._next, self._weight, self._reward, self.gamma,
+            values.numpy(), self._policy.numpy(), self._row_next, self._row_weight, self._row_reward, self._deadline,
+            self._totals,
         )  # fmt: skip
-        return new, self._policy, self._advance(new, low, high, switched)
+        self._values = new = torch.from_numpy(found)
+        return new, self._policy, self._change(count)
 
-    def evaluate(self, values: Tensor, policy: Tensor) -> tuple[Tensor, Change]:
+    def evaluate(
+        self, values: Tensor, policy: Tensor, sweeps: int = 1, tolerance: float = 0.0
+    ) -> tuple[Tensor, Change]:
         """v' = L_π v, v'(s) = r(s, π(s)) + γ Σ_s' p(s' | s, π(s)) v(s') `[S]`, with the change (S&B eq. 4.5).
 
         `policy` is actions `[S]` or probabilities `[S, A]`.
@@ -247,26 +253,21 @@ class Sweeps:
             self._gather(policy)
         from foresight.planning.dynamic import kernels
 
-        new = torch.from_numpy(np.empty(len(values)))
-        low, high, _ = kernels.evaluate(
-            torch.get_num_threads(), self._row_next, self._row_weight, self._row_reward, self.gamma, values.numpy(),
-            new.numpy(),
+        found, count = kernels.evaluate(
+            torch.get_num_threads(), sweeps, tolerance, self.ends, self._row_next, self._row_weight, self._row_reward,
+            self.gamma, values.numpy(), self._totals,
         )  # fmt: skip
-        return new, self._advance(new, low, high, 0)
+        self._values = new = torch.from_numpy(found)
+        return new, self._change(count)
 
     def undecided(self, values: Tensor) -> int:
         """The number of states in which the next `improve` compares all actions."""
         restart = not self.compiled or values is not self._values
-        return self.mdp.states if restart else int((self._clock >= self._deadline).sum())
+        return self.mdp.states if restart else int((self._totals[0] >= self._deadline).sum())
 
-    def _advance(self, new: Tensor, low: float, high: float, switched: int) -> Change:
-        if self.ends:
-            low, high = min(low, 0.0), max(high, 0.0)
-        self._values = new
-        self._clock += self.gamma * (high - low)
-        change = Change(low, high, switched)
-        self._scale += change.norm
-        return change
+    def _change(self, sweeps: int) -> Change:
+        _, _, low, high, switched = self._totals.tolist()
+        return Change(low, high, int(switched), sweeps)
 
     def _tensor_change(self, delta: Tensor, switched: int) -> Change:
         low, high = delta.min().item(), delta.max().item()
@@ -275,7 +276,7 @@ class Sweeps:
     def _forget(self, values: Tensor) -> None:
         """Restart from values that are not the output of the last sweep: no gap is known."""
         self._deadline.fill(-np.inf)
-        self._clock, self._scale = 0.0, 1.0 + float(values.abs().max())
+        self._totals[:2] = 0.0, 1.0 + float(values.abs().max())
 
     def _make_rows(self) -> None:
         states, _, outcomes = self._next.shape

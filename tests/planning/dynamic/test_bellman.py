@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -28,15 +26,7 @@ def never_compare_again(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def careless(original: Any) -> Any:
-    def mutant(threads: int, *rest: Any) -> Any:
-        never_compare_again(rest[9])
-        return original(threads, *rest)
-
-    return mutant
-
-
-@sabotaged_by("foresight.planning.dynamic.kernels.improve", careless)
+@sabotaged_by("foresight.planning.dynamic.kernels.improve", change("deadline", never_compare_again))
 @given(st.integers(0, 10_000), st.integers(2, 25), st.integers(1, 4), st.sampled_from([0.0, 0.3]))
 def test_compiled_and_tensor_sweeps_are_the_definition(seed: int, states: int, actions: int, ending: float) -> None:
     mdp = small_mdp(seed, states + 8, actions + 1, 3, ending)
@@ -70,7 +60,7 @@ def plain(mdp: MDP, gamma: float, sweeps: int) -> tuple[torch.Tensor, torch.Tens
     return values, policy
 
 
-@sabotaged_by("foresight.planning.dynamic.kernels.improve", careless)
+@sabotaged_by("foresight.planning.dynamic.kernels.improve", change("deadline", never_compare_again))
 @pytest.mark.parametrize("ending", [0.0, 0.2])
 def test_action_elimination_changes_no_bit_but_saves_most_comparisons(ending: float) -> None:
     mdp = small_mdp(3, 2_000, 4, 5, ending)
@@ -91,13 +81,52 @@ def test_threads_change_no_bit() -> None:
         torch.set_num_threads(threads)
         machine, (values, policy) = bellman.Sweeps(mdp, 0.95), start(mdp)
         for _ in range(20):
-            values, policy, change_ = machine.improve(values, policy)
-            values, after = machine.evaluate(values, policy)
+            values, policy, change_ = machine.improve(values, policy, sweeps=3)
+            values, after = machine.evaluate(values, policy, sweeps=3)
         results.append((values, policy, change_, after))
     for other in results[1:]:
         assert all(torch.equal(x, y) for x, y in zip(results[0][:2], other[:2], strict=True))
         assert other[2:] == results[0][2:]
     assert mdp.next_state.numel() >= kernels.SMALL  # so threads really took part
+
+
+@sabotaged_by("foresight.planning.dynamic.kernels.improve", change("sweeps", lambda count: max(1, count - 1)))
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("ending", [0.0, 0.1])
+def test_several_sweeps_in_one_call_are_those_of_several_calls(threads: int, ending: float) -> None:
+    torch.set_num_threads(threads)
+    mdp = small_mdp(3, 2_000, 4, 5, ending)
+    assert mdp.next_state.numel() >= kernels.SMALL
+    one, many, (values, policy) = bellman.Sweeps(mdp, 0.95), bellman.Sweeps(mdp, 0.95), start(mdp)
+    expected, chosen = values, policy
+    for count in (1, 2, 7, 20):
+        for _ in range(count):
+            expected, chosen, last = one.improve(expected, chosen)
+        given_values, before = values, values.clone()
+        values, policy, change_ = many.improve(values, policy, count)
+        assert torch.equal(values, expected) and torch.equal(policy, chosen)
+        assert change_ == last._replace(sweeps=count)
+        assert torch.equal(given_values, before)
+        for _ in range(count):
+            expected, last = one.evaluate(expected, chosen)
+        values, change_ = many.evaluate(values, policy, count)
+        assert torch.equal(values, expected) and change_ == last._replace(sweeps=count)
+
+
+def test_sweeps_end_at_a_tolerance_and_soon_enough_to_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    mdp = small_mdp(7, 60, 3, 3)
+    machine, (values, policy) = bellman.Sweeps(mdp, 0.9), start(mdp)
+    count, change_ = 0, bellman.Change(-1.0, 1.0, 0)
+    while change_.norm >= 1e-3:
+        values, policy, change_ = machine.improve(values, policy)
+        count += 1
+    at_once, _, last = bellman.Sweeps(mdp, 0.9).improve(*start(mdp), 1_000, 1e-3)
+    assert torch.equal(at_once, values) and last == change_._replace(sweeps=count)
+    assert 1 < bellman.Sweeps(mdp, 0.9).evaluate(values, policy, 1_000, 1e-6)[1].sweeps < 1_000
+    monkeypatch.setattr(kernels, "OUTCOMES", 10 * mdp.next_state.numel())
+    assert bellman.Sweeps(mdp, 0.9).improve(*start(mdp), 1_000, 1e-3)[2].sweeps == 10
+    monkeypatch.setattr(kernels, "OUTCOMES", 1)
+    assert bellman.Sweeps(mdp, 0.9).improve(*start(mdp), 1_000, 1e-3)[2].sweeps == 1
 
 
 def test_the_unrolled_and_the_general_loop_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
