@@ -129,6 +129,18 @@ def of_form(
     return rows
 
 
+def all_good(rows: Sequence[Example], name: str) -> Sequence[Example]:
+    """The same rows. Raises UserError for an answer that is labeled bad, if `name` trains on every row."""
+    for row in rows:
+        if row.columns.get("label") is False:
+            raise UserError(
+                f"{row.place}: the answer {row.columns['completion'][:40]!r} is labeled bad ('label' is false), and "
+                f"{name} trains on every row: remove such rows, rename the column if it means something else, or train "
+                "kto."
+            )
+    return rows
+
+
 def corpus(policy: LanguageModel, rows: Sequence[Example], answers: Answers, max_tokens: int) -> Corpus:
     """Tokenize prompts and their answers; rows longer than `max_tokens` are left out, not cut.
 

@@ -83,7 +83,10 @@ class State:
 
 
 def build(config: Config, spaces: None = None, device: torch.device | str = "cpu") -> State:
-    """Load student and teacher and make the optimizer. Raises UserError if they do not read the same tokens."""
+    """Load student and teacher and make the optimizer. The student ends an answer also where the teacher does.
+
+    Raises UserError if they have different vocabularies, or off-policy if they write prompts differently.
+    """
     if not config.teacher:
         raise UserError("distill needs a teacher: --teacher FOLDER, such as the export/ of a run of grpo.")
     policy, optimizer, generator = language.build(config, device)
@@ -92,11 +95,17 @@ def build(config: Config, spaces: None = None, device: torch.device | str = "cpu
         raise UserError(
             f"The teacher {config.teacher} and {config.model} have different tokenizers: both need the same one."
         )
-    if not config.on_policy and teacher.tokenizer.chat_template != policy.tokenizer.chat_template:
+    asked = "question"
+    same = teacher.tokenizer.chat_template == policy.tokenizer.chat_template
+    if not config.on_policy and not (same and teacher.encode(asked) == policy.encode(asked)):
         raise UserError(
-            f"The teacher {config.teacher} and {config.model} have different chat templates, and without on_policy the "
-            "student would be trained on prompts in the teacher's: choose a teacher with the same one, or on_policy."
+            f"The teacher {config.teacher} and {config.model} write prompts differently (another chat template, or a "
+            "token at the beginning), and without on_policy the student would be trained on prompts as the teacher's: "
+            "choose a teacher with the same ones, or on_policy."
         )
+    if others := set(teacher.stop_ids) - set(policy.stop_ids):  # a chat model often ends otherwise than its base
+        policy.stop_ids = sorted(others.union(policy.stop_ids))
+        policy.module.generation_config.eos_token_id = list(policy.stop_ids)
     return State(config, policy, teacher, optimizer, generator)
 
 

@@ -44,9 +44,11 @@ from foresight.ops.tokens import token_logprob
 from foresight.planning.generation import multi_turn
 from foresight.planning.generation.rollout import answer, complete, texts
 from foresight.training import language
+from foresight.training.corpus import all_good, of_form
 from foresight.training.microbatch import step
 from foresight.training.options import Tuning
 
+FORMS = ("prompt", "demonstration", "labeled")  # forms of data
 KIND = "text"
 UNIT = "updates"
 METRICS = ("loss", "head_loss", "balance", "grad_norm")
@@ -188,7 +190,7 @@ def _row(tokenizer: Any, example: Example) -> tuple[str, list[int]]:
     completion = example.columns.get("completion")  # may be null
     ending = str(example.answer or "" if completion is None else completion)
     if isinstance(example.prompt, str):
-        text = example.prompt + ending
+        asked = example.prompt
     elif tokenizer.chat_template is not None:
         messages = example.columns.get("messages")
         if messages is None or messages[:-1] != example.prompt:  # a task may have changed the prompt
@@ -198,17 +200,19 @@ def _row(tokenizer: Any, example: Example) -> tuple[str, list[int]]:
     elif example.columns.get("messages") is not None:
         raise UserError(f"{example.place or 'An example'} has 'messages', a whole conversation: give --conversations.")
     else:
-        text = "\n".join(message["content"] for message in example.prompt) + ending  # as `LanguageModel.encode`
-    return text, [*ids_of(tokenizer, text), tokenizer.eos_token_id]
+        asked = "\n".join(message["content"] for message in example.prompt)  # as `LanguageModel.encode`
+    # Each by itself: digits of both would be one token, which is never asked and never sampled.
+    answer = ids_of(tokenizer, ending, add_special_tokens=False)
+    return asked + ending, [*ids_of(tokenizer, asked), *answer, tokenizer.eos_token_id]
 
 
 def written(state: State, env: TextTask, examples: Sequence[Example]) -> Sequence[Example]:
     """The examples to train on: of a task with tools, the conversations of its scripted episodes.
 
-    Raises UserError for such a task without `conversations`.
+    Raises UserError for such a task without `conversations`, and for rows whose answers are not all to be learned.
     """
     if env.episode is None:
-        return examples
+        return all_good(of_form(examples, FORMS, "pretrain", env.name), "pretrain")
     if state.policy.tokenizer.chat_template is None:
         raise UserError(f"'{env.name}' is a task of conversations: give --conversations.")
     found = [messages for example in examples for messages in played(env, example)]

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from foresight.data.text import TokenBatch
 from foresight.envs.text.task import Example, TextTask
-from foresight.errors import UserError
 from foresight.nets.language.model import LanguageModel
 from foresight.ops.aggregate import per_token
 from foresight.planning.generation.rollout import answer
 from foresight.training import language
-from foresight.training.corpus import Corpus, demonstrations, examples, of_form
+from foresight.training.corpus import Corpus, all_good, demonstrations, examples, of_form
 from foresight.training.microbatch import fit, rows
 from foresight.training.options import Tuning
 
@@ -109,13 +108,7 @@ def assess(state: State, held_out: Sequence[Example]) -> tuple[str, list[float]]
 
 
 def _corpus(state: State, rows: Sequence[Example]) -> Corpus:
-    for row in rows:
-        if row.columns.get("label") is False:
-            raise UserError(
-                f"{row.place}: the answer {row.columns['completion'][:40]!r} is labeled bad ('label' is false), and "
-                "sft trains on every row: remove such rows, rename the column if it means something else, or train kto."
-            )
-    return demonstrations(state.policy, rows, state.config.max_tokens, state.config.all_turns)
+    return demonstrations(state.policy, all_good(rows, "sft"), state.config.max_tokens, state.config.all_turns)
 
 
 export = language.export

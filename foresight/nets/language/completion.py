@@ -18,12 +18,18 @@ def encode(
     """Ids of a prompt, exactly as the sampler gets it, and of a completion with its end token.
 
     The completion is a text or an assistant message, which may call tools. Raises UserError if the chat template
-    renders the prompt differently when an answer follows, or leaves a tool call out, and for a token without embedding.
+    renders the prompt differently when an answer follows, or leaves a tool call out, for a prompt of no tokens, and for
+    a token without embedding.
     """
     reply: dict[str, Any] = {"role": "assistant", "content": completion}
     if not isinstance(completion, str):
         reply = completion
     tokenizer, head = policy.tokenizer, policy.encode(prompt, tools)
+    if not head:
+        raise UserError(
+            "The prompt has no tokens: the model has neither a chat template nor a token that begins a text. Give at "
+            "least one character."
+        )
     if tokenizer.chat_template is None:
         before = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
         if reply.get("tool_calls"):

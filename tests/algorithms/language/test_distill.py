@@ -14,6 +14,7 @@ from foresight.algorithms.language import distill
 from foresight.envs.text.make import make
 from foresight.envs.text.task import Example, TextTask
 from foresight.errors import UserError
+from foresight.nets.language import pretrained
 from foresight.ops import kl
 from foresight.planning.generation.rollout import complete
 from foresight.runtime import run
@@ -146,8 +147,36 @@ def test_a_teacher_that_writes_its_own_kind_of_prompts_is_refused(tmp_path):
     tokenizer.save_pretrained(folder)
     names = {"model": tiny_language.folder(), "teacher": str(folder), "precision": "float32"}
     distill.build(build_config(distill.Config, **names))
-    with pytest.raises(UserError, match="different chat templates"):
+    with pytest.raises(UserError, match="write prompts differently"):
         distill.build(build_config(distill.Config, **names, on_policy=False))
+
+
+def test_a_teacher_that_begins_its_prompts_with_a_token_is_refused(tmp_path):
+    folder = tiny_language.write(tmp_path / "other")
+    table = json.loads((folder / "tokenizer.json").read_text())
+    name, number = next(iter(table["model"]["vocab"].items()))
+    begin = {"SpecialToken": {"id": name, "type_id": 0}}
+    table["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(table))
+    names = {"model": tiny_language.folder(), "teacher": str(folder), "precision": "float32"}
+    with pytest.raises(UserError, match="write prompts differently"):
+        distill.build(build_config(distill.Config, **names, on_policy=False))
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_the_student_ends_its_answers_where_the_teacher_does(tmp_path, on_policy):
+    teacher, ends = tiny_language.write(tmp_path / "teacher"), [0, 5, 9]
+    (teacher / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    names = {"model": tiny_language.folder(), "teacher": str(teacher), "precision": "float32"}
+    state = distill.build(build_config(distill.Config, **names, on_policy=on_policy))
+    assert state.policy.stop_ids == ends
+    distill.export(state, tmp_path / "export")
+    assert pretrained.load(str(tmp_path / "export")).stop_ids == ends
 
 
 @pytest.mark.parametrize("on_policy", [True, False])

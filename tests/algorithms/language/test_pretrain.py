@@ -207,6 +207,33 @@ def test_a_completion_that_is_null_is_none():
     assert [state.policy.decode(row) for row in pretrain.documents(state, rows)] == ["3+4=7", "3+4=8"]
 
 
+@pytest.mark.parametrize("tokens", ["characters", "numbers"])
+def test_a_prompt_is_trained_on_as_it_is_asked(tokens):
+    """Also where digits of prompt and answer meet."""
+    state = _state(tokens=tokens)
+    for prompt in ("ab8", [{"role": "user", "content": "ab8"}]):
+        asked = state.policy.encode(prompt)
+        row = pretrain.documents(state, [Example(prompt, "12")])[0]
+        answer = row[len(asked) : -1]
+        assert row[: len(asked)] == asked and state.policy.decode(answer) == "12"
+        assert len(answer) == (2 if tokens == "characters" else 1) and row[-1] == 0
+
+
+@pytest.mark.parametrize(
+    "columns, said",
+    [
+        ({"chosen": "yes", "rejected": "no"}, "has 'preference'"),
+        ({"completions": ["1", "2"], "labels": [True, False]}, "has 'stepwise'"),
+        ({"completion": "no", "label": False}, "labeled bad"),
+    ],
+)
+def test_answers_that_are_not_to_be_learned_are_refused(columns, said):
+    task = TextTask("t", [Example("ab", columns=columns)], [Example("ab", "c")], None)
+    config = pretrain.Config(layers=1, dim=16, heads=2, kv_heads=1, context=40)
+    with pytest.raises(UserError, match=said):
+        next(pretrain.train(config, task))
+
+
 def test_what_it_cannot_write_is_refused():
     with pytest.raises(UserError, match="no character 'é'"):
         pretrain.documents(_state(), [Example("caf", "é")])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foresight.algorithms.language import sft
+from foresight.envs.text.task import Example
 from foresight.errors import UserError
 from foresight.training import corpus
 from tests import tiny_language
@@ -47,6 +48,13 @@ def test_packed_rows_equal_separate_rows(precision):
         alone = row_logprob(state.policy, rows.prompts[i], rows.completions[i][0])
         torch.testing.assert_close(packed[k, 0, : len(alone)], alone, atol=tolerance, rtol=0)
         assert (packed[k, 0, len(alone) :] == 0).all() and (entropy[k, 0, len(alone) :] == 0).all()
+
+
+def test_a_prompt_of_no_tokens_is_refused():
+    """The first token of its answer would be predicted from another row of the batch."""
+    rows = [Example([{"role": "user", "content": said}], columns={"completion": "3"}) for said in ("1+1?", "")]
+    with pytest.raises(UserError, match="The prompt has no tokens"):
+        corpus.demonstrations(tiny_language.model(), rows, 64, all_turns=False)
 
 
 @sabotaged_by("foresight.training.corpus.corpus", change("max_tokens", lambda n: 64))
