@@ -276,7 +276,7 @@ def document(file: Path, path: str | Path) -> dict[str, Any]:
     """The JSON object in `file`, which belongs to the data set `path`. Raises UserError if it is damaged."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise incomplete(path) from error
     if not isinstance(found, dict):
         raise incomplete(path)
@@ -355,7 +355,7 @@ def _episode(folder: Path, kind: str, obs: gs.Space[Any], action: gs.Space[Any])
     if count < 1 or not bool(columns["terminations"][count - 1].as_py() or columns["truncations"][count - 1].as_py()):
         raise UserError(f"The episode in {folder} has {count} steps and no end: record it again.")
     reward = torch.zeros(count + 1)  # of demonstrations without rewards
-    if "rewards" in columns:
+    if "rewards" in columns and columns["rewards"].null_count < count:
         reward = torch.tensor(columns["rewards"].to_numpy(zero_copy_only=False), dtype=torch.float32)
     return Episodes(
         _tensor(columns["observations"], obs),
@@ -369,7 +369,9 @@ def _episode(folder: Path, kind: str, obs: gs.Space[Any], action: gs.Space[Any])
 def _tensor(column: Any, space: gs.Space[Any]) -> Tree:
     """A column as float32, uint8 or int64 `[T + 1, ...]`."""
     if isinstance(space, gs.Dict):
-        return {name: _tensor(column.field(name), part) for name, part in space.items()}
+        with fitting(space):
+            parts = {name: column.field(name) for name in space.spaces}
+        return {name: _tensor(parts[name], part) for name, part in space.items()}
     kind, form = np.dtype(space.dtype), importlib.import_module("pyarrow").types
     with fitting(space):
         if form.is_binary(column.type):

@@ -238,6 +238,8 @@ def _parsed(text: str, place: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno} of {text[:60]!r}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} cannot be read as JSON: {_without_advice(error)}. Shorten it.") from error
 
 
 def check_prompt(row: dict[str, Any], given: Any, place: str) -> None:

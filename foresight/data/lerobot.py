@@ -112,12 +112,22 @@ def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[E
     length = torch.unique_consecutive(owner, return_counts=True)[1]
     if len(length) != info["total_episodes"] or len(owner.unique()) != len(length):
         raise incomplete(path)  # a file is missing, or the rows of an episode are not together
+    frame = torch.arange(len(owner)) - (length.cumsum(0) - length).repeat_interleave(length)
+    listed = table["frame_index"].to_pylist() if "frame_index" in features else frame.tolist()
+    if info.get("total_frames", len(owner)) != len(owner) or listed != frame.tolist():
+        raise incomplete(path)  # rows are missing or in another order: the pictures would be those of other rows
     last = torch.zeros(len(owner), dtype=torch.bool)
     last[length.cumsum(0) - 1] = True
     again = torch.arange(len(owner)).repeat_interleave(1 + last.long())  # the last row of an episode comes twice
     padding = torch.zeros(len(again), dtype=torch.bool)
     padding[(length + 1).cumsum(0) - 1] = True
-    seen = tree_map(lambda x: x[again], _seen(folder, info, table, owner[last], length, obs))
+    try:
+        found = _seen(folder, info, table, owner[last], length, obs)
+    except UserError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError) as error:  # a table or info.json lacks something
+        raise incomplete(path) from error
+    seen = tree_map(lambda x: x[again], found)
     act = _values(table[ACTION], action)[again]
     reward = torch.zeros(len(owner))
     if REWARD in features:
@@ -283,8 +293,9 @@ def _seen(folder: Path, info: Mapping[str, Any], table: Any, owner: Tensor, leng
         (column,) = [name for name in tasks.column_names if name != "task_index"]  # pandas' index has several names
         texts = dict(zip(tasks["task_index"].to_pylist(), tasks[column].to_pylist(), strict=True))
         size = obs[MISSION].shape[0]  # type: ignore[index]
-        text = torch.from_numpy(np.stack([encoded(texts.get(i, ""), size) for i in range(max(texts) + 1)]))
-        found[MISSION] = text[torch.from_numpy(table["task_index"].to_numpy().astype(np.int64))]
+        used, which = np.unique(table["task_index"].to_numpy(), return_inverse=True)
+        text = torch.from_numpy(np.stack([encoded(texts[i], size) for i in used.tolist()]))
+        found[MISSION] = text[torch.from_numpy(which)]
     if cameras := _cameras(obs):
         files = sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
         places = _table(files, folder)

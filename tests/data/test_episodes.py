@@ -157,10 +157,13 @@ def test_a_damaged_data_set_is_named(tmp_path: Path) -> None:
 
 
 @sabotaged_by("foresight.data.episodes._tensor", lambda f: lambda column, space: f(column, space) + 1)
-def test_minari_data_without_rewards_have_zeros(tmp_path: Path) -> None:
+@pytest.mark.parametrize("empty", [False, True])
+def test_minari_data_without_rewards_have_zeros(tmp_path: Path, empty: bool) -> None:
     folder = recorder.write(DATA, Spaces(OBS, ACTION), "x", {}, "x", tmp_path / "data")
     for file in sorted((folder / "data").glob("*/*.parquet")):
-        pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).drop_columns(["rewards"]), file)
+        table = pyarrow.parquet.read_table(file).drop_columns(["rewards"])
+        table = table.append_column("rewards", pyarrow.nulls(len(table))) if empty else table
+        pyarrow.parquet.write_table(table, file)
     found = episodes.read(folder, OBS, ACTION)
     assert torch.equal(found.obs, DATA.obs) and torch.equal(found.reward, torch.zeros(6))
     with pytest.raises(UserError, match=r"have no rewards, .* Train on them with: behavior_cloning --share 1"):

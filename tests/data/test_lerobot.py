@@ -142,6 +142,46 @@ def test_damaged_data_sets_are_named(name: str, change: Callable[[str], str] | N
         offline.read([str(folder)], words, ACTION)
 
 
+@pytest.mark.parametrize("rows", [[1, 2, 3], [1, 0, 2, 3], [0, 1, 3]])
+def test_a_data_set_without_one_of_its_frames_is_not_read(folder: Path, rows: list[int]) -> None:
+    """Pictures are found by the number of the frame."""
+    file = folder / "data" / "chunk-000" / "file-000.parquet"
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).take(rows), file)
+    with pytest.raises(UserError, match="is not a complete data set"):
+        offline.read([str(folder)], OBS, ACTION)
+
+
+def _rows(number: int) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).slice(number), file)
+
+    return change
+
+
+def _without_start(file: Path) -> None:
+    table = pyarrow.parquet.read_table(file)
+    names = [name for name in table.column_names if not name.endswith("from_timestamp")]
+    pyarrow.parquet.write_table(table.select(names), file)
+
+
+def _without_path(file: Path) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), "video_path": None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tasks.parquet", _rows(1)), ("episodes/chunk-000/file-000.parquet", _without_start),
+        ("info.json", _without_path),
+    ],
+)  # fmt: skip
+def test_tables_that_lack_something_are_named(name: str, change: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = recorder.write_lerobot(pictures(), SEEN, ACTION, 10, "?", tmp_path / "data")
+    change(folder / "meta" / name)
+    with pytest.raises(UserError, match=f"^{folder} is not a complete data set: copy or write it again.$"):
+        offline.read([str(folder)], SEEN, ACTION)
+
+
 def test_plain_readers_open_it(folder: Path) -> None:
     table = pyarrow.parquet.read_table(folder / "data" / "chunk-000" / "file-000.parquet")
     assert table["episode_index"].to_pylist() == [0, 0, 0, 1] and table["frame_index"].to_pylist() == [0, 1, 2, 0]

@@ -194,6 +194,7 @@ def test_kto_learns_whether_a_call_was_good():
             "the arguments of the tool call 'add' is not JSON",
         ),
         ({"prompt": "x", "completion": "y", "tools": "add"}, "row 1: the column 'tools' is not JSON"),
+        ({"prompt": "x", "completion": "y", "tools": "9" * 5000}, "row 1: the column 'tools' cannot be read as JSON"),
         ({"prompt": "x", "completion": "y", "tools": {"add": 1}}, "'tools' must be a list of JSON schemas"),
         (
             {"prompt": "x", "chosen": [CALLS[1]], "rejected": "y"},

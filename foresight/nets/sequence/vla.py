@@ -427,16 +427,25 @@ def save(vla: VLA, folder: Path) -> Path:
 
 
 def load(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any], embodiments: Sequence[Embodiment] = ()) -> VLA:
-    """The VLA of a run or of its folder `export`, for these spaces. Raises UserError if there is none or it differs."""
+    """The VLA of a run or of its folder `export`, for these spaces.
+
+    Raises UserError if there is none, it is not complete or it differs.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     folder = Path(path).expanduser()
     folder = folder / "export" if (folder / "export").is_dir() else folder
     if not (folder / FILES[0]).is_file():
         raise UserError(f"There is no trained VLA in {path}. {ADVICE}")
-    vla = VLA(obs, action, Shape(**json.loads((folder / FILES[0]).read_text(encoding="utf-8"))), embodiments)
     try:
-        vla.load_state_dict(load_file(folder / FILES[1]))
+        shape = Shape(**json.loads((folder / FILES[0]).read_text(encoding="utf-8")))
+        weights = load_file(folder / FILES[1])
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise UserError(f"The VLA in {path} is not complete: copy or export it again.") from error
+    vla = VLA(obs, action, shape, embodiments)
+    try:
+        vla.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(f"The VLA in {path} was trained on other observations or actions: {error}") from error
     return vla

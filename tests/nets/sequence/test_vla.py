@@ -259,6 +259,12 @@ def test_mistakes_are_named(tmp_path) -> None:
         vla.load(tmp_path, gs.Dict({"front": CAMERA, vla.MISSION: TEXT}), ARM)
     again = vla.load(tmp_path, OBS, ARM).eval()
     torch.testing.assert_close(again(obs).tokens.logits, net(obs).tokens.logits)
+    for file, cut in ((vla.FILES[0], lambda data: data[:-9]), (vla.FILES[0], lambda data: b'{"new": 1}'),
+                      (vla.FILES[1], lambda data: data[: len(data) // 2])):  # fmt: skip
+        path = vla.save(net, tmp_path / "export") / file
+        path.write_bytes(cut(path.read_bytes()))
+        with pytest.raises(UserError, match="is not complete: copy or export it again"):
+            vla.load(tmp_path, OBS, ARM)
 
 
 @sabotaged_by(
