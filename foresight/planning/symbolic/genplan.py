@@ -28,7 +28,8 @@ Chat = Callable[[Sequence[Message]], str]  # a conversation to the next message
 ROUNDS = 4
 TRAINING = {"forest": 4, "delivery": 5}  # the others have 10: 2 prompts and 8 more
 SHOWN = 10  # objects per type and atoms per predicate in a prompt
-BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+# A fenced block: its tag, and what it holds. The last one of an answer that was cut off has no end.
+BLOCK = re.compile(r"^[^`\n]*```([^`\n]*)\n(.*?)(?:^[ \t]*```|```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 SUMMARY = "Write a short summary of this domain in words."
 STRATEGY = (
     "There is a simple strategy for solving all problems in this domain without using search. What is that strategy?"
@@ -133,7 +134,7 @@ def first_fault(
 
 def extended(program: str, answer: str) -> tuple[str, programs.Outcome | None]:
     """The program with the code of an answer appended, and a fault if the answer has no code that compiles."""
-    code = "\n".join(BLOCK.findall(answer)) or (answer if "def get_plan" in answer else "")
+    code = "\n".join(_blocks(answer)) or (answer if "def get_plan" in answer else "")
     if not code.strip():
         return program, programs.Outcome("exception", "The answer holds no Python code: write it in a block ```python.")
     try:
@@ -141,6 +142,13 @@ def extended(program: str, answer: str) -> tuple[str, programs.Outcome | None]:
     except (SyntaxError, ValueError) as error:
         return program, programs.Outcome("exception", f"The code does not compile: {type(error).__name__}: {error}")
     return f"{program}\n{code}" if program else code, None
+
+
+def _blocks(answer: str) -> list[str]:
+    """The blocks of Python in an answer: those with its tag, or else those without any, which may be an output."""
+    found = [(tag.strip().lower(), code) for tag, code in BLOCK.findall(answer.replace("\r\n", "\n"))]
+    tagged = [code for tag, code in found if tag in ("python", "python3", "py")]
+    return tagged or [code for tag, code in found if not tag]
 
 
 def introduction(problems: Sequence[Problem]) -> str:

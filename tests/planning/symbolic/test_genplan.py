@@ -66,6 +66,27 @@ def test_helpers_persist_and_code_that_does_not_compile_is_left_out():
     assert "def first(x)" in made.program and "broken" not in made.program and made.solved == 1
 
 
+CODE = "def get_plan(*task):\n    return []\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"A plan:\n```text\n(move a b)\n```\nThe code:\n```python\n{CODE}```\n",
+        f"```bash\npython plan.py\n```\n\n```py\n{CODE}```\n",
+        f"```python\n{CODE}```\nIt prints\n```\n(move a b)\n```\n",
+        f"```python3\n{CODE}```\n",
+        f"Here it is:\n```python\n{CODE}```\nDone.".replace("\n", "\r\n"),
+        f"Here it is: ```python\n{CODE.rstrip()}```\nDone.",
+        f"```\n{CODE}```\n```text\n(move a b)\n```",
+        f"Read this.\n```python\n{CODE}",
+    ],
+)
+def test_only_the_blocks_of_python_in_an_answer_are_the_program(answer):
+    program, fault = genplan.extended("", answer)
+    assert fault is None and program.strip() == CODE.strip()
+
+
 def test_after_the_last_round_the_program_is_evaluated_as_it_is():
     wrong = "def get_plan(*x): return []"
     made = genplan.write(genplan.scripted(blocks(wrong, wrong)), *TASK, rounds=1)
