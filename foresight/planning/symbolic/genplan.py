@@ -8,9 +8,9 @@ never saw. New code is appended to the old, so helper functions persist; code th
 
 from __future__ import annotations
 
-import ast
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ TRAINING = {"forest": 4, "delivery": 5}  # the others have 10: 2 prompts and 8 m
 SHOWN = 10  # objects per type and atoms per predicate in a prompt
 # A fenced block: its tag, and what it holds. The last one of an answer that was cut off has no end.
 BLOCK = re.compile(r"^[^`\n]*```([^`\n]*)\n(.*?)(?:^[ \t]*```|```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+FUTURE = re.compile(r"^from __future__ import [^(\\\n]*(?:\n|\Z)", re.MULTILINE)
 SUMMARY = "Write a short summary of this domain in words."
 STRATEGY = (
     "There is a simple strategy for solving all problems in this domain without using search. What is that strategy?"
@@ -137,11 +138,21 @@ def extended(program: str, answer: str) -> tuple[str, programs.Outcome | None]:
     code = "\n".join(_blocks(answer)) or (answer if "def get_plan" in answer else "")
     if not code.strip():
         return program, programs.Outcome("exception", "The answer holds no Python code: write it in a block ```python.")
+    code = _hoisted(code)
+    whole = _hoisted(f"{program}\n{code}") if program else code
     try:
-        ast.parse(code)
-    except (SyntaxError, ValueError) as error:
+        with warnings.catch_warnings(action="ignore"):  # of the model's style
+            for source in (code, whole):  # the code first: an error has its line there
+                compile(source, "<unknown>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # as in the sandbox
         return program, programs.Outcome("exception", f"The code does not compile: {type(error).__name__}: {error}")
-    return f"{program}\n{code}" if program else code, None
+    return whole, None
+
+
+def _hoisted(code: str) -> str:
+    """The code with imports from `__future__` at its top: after other code they do not compile."""
+    imports = dict.fromkeys(line.strip() for line in FUTURE.findall(code))
+    return "\n".join([*imports, FUTURE.sub("", code)])
 
 
 def _blocks(answer: str) -> list[str]:

@@ -66,6 +66,30 @@ def test_helpers_persist_and_code_that_does_not_compile_is_left_out():
     assert "def first(x)" in made.program and "broken" not in made.program and made.solved == 1
 
 
+FIRST = "from __future__ import annotations\n"
+
+
+@pytest.mark.parametrize(
+    ("piece", "right", "faults"),
+    [
+        ("return plan", RIGHT, ["exception", ""]),
+        ("def get_plan(*x): return []", programs.written("gripper"), ["unmet precondition", ""]),
+        (f"{FIRST}def get_plan(*x): return []", programs.written("gripper"), ["unmet precondition", ""]),
+        (f"def get_plan(*x): return []\n{FIRST}", RIGHT, ["unmet precondition", ""]),
+        ("from __future__ import braces", RIGHT, ["exception", ""]),
+    ],
+)
+def test_no_piece_keeps_a_right_program_after_it_from_counting(piece, right, faults):
+    made = genplan.write(genplan.scripted(blocks(piece, right)), *TASK)
+    assert made.faults == faults and made.solved == 1
+
+
+def test_an_error_of_compilation_has_the_line_of_the_answer():
+    program, _ = genplan.extended("", f"```python\n{RIGHT}```")
+    same, fault = genplan.extended(program, "```python\nplan = []\nreturn plan\n```")
+    assert same == program and "'return' outside function (<unknown>, line 2)" in fault.message
+
+
 CODE = "def get_plan(*task):\n    return []\n"
 
 
