@@ -172,21 +172,18 @@ def introduction(problems: Sequence[Problem]) -> str:
 def abbreviated(problem: Problem) -> str:
     """A problem as text, shortened."""
 
-    def few(groups: Mapping[str, list[str]]) -> str:
+    def few(groups: Mapping[str, list[str]], kinds: bool = False) -> str:
         lines = []
-        for found in groups.values():
+        for kind, found in groups.items():
             more = f" ... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            lines.append("  " + " ".join(found[:SHOWN]) + more)
+            lines.append("  " + " ".join(found[:SHOWN]) + more + (f" - {kind}" if kinds else ""))
         return "\n".join(lines)
 
     objects: dict[str, list[str]] = {}
     for name, kind in problem.objects.items():
         objects.setdefault(kind, []).append(name)
-    if problem.domain.typed:
-        objects = {
-            kind: [*names[:SHOWN], f"- {kind}"] if len(names) <= SHOWN else names for kind, names in objects.items()
-        }
-    return f"objects:\n{few(objects)}\ninit:\n{few(_grouped(problem.facts))}\ngoal:\n{few(_grouped(problem.goal))}\n"
+    shown = few(objects, problem.domain.typed)
+    return f"objects:\n{shown}\ninit:\n{few(_grouped(problem.facts))}\ngoal:\n{few(_grouped(problem.goal))}\n"
 
 
 def _grouped(atoms: Any) -> dict[str, list[str]]:

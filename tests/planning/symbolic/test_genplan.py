@@ -6,10 +6,11 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import numpy as np
 import pytest
 
 from benchmarks.genplan import FAULTS, faults
-from foresight.envs.pddl import programs
+from foresight.envs.pddl import domains, programs
 from foresight.errors import UserError
 from foresight.planning.generation import chat
 from foresight.planning.symbolic import genplan
@@ -56,6 +57,16 @@ def test_problems_are_abbreviated_to_ten_of_each():
     text = genplan.abbreviated(TASK[2][0])
     rooms = next(line for line in text.splitlines() if line.startswith("  (room "))
     assert rooms.count("(room") == 10 and "more" in rooms
+
+
+@pytest.mark.parametrize("count", [9, 10, 11, 15])
+def test_every_line_of_objects_ends_with_their_type(count):
+    problem = domains.problem("heavy", {"items": count}, np.random.default_rng(0))
+    lines = genplan.abbreviated(problem).partition("init:")[0].splitlines()[1:]
+    assert {line.rpartition(" - ")[2] for line in lines} == set(problem.objects.values())
+    items = next(line for line in lines if line.endswith(" - item"))
+    more = f" ... and {count - 10} more" if count > 10 else ""
+    assert len(items.split()) == min(count, 10) + 2 + 4 * bool(more) and items.endswith(f"{more} - item")
 
 
 def test_helpers_persist_and_code_that_does_not_compile_is_left_out():
