@@ -89,9 +89,17 @@ def sample(mind: Mind, task: TextTask, examples: Sequence[Example], samples: int
 
 
 def split(body: str, delimiter: str) -> tuple[str, ...]:
-    """The steps of a trace, each with the delimiter that ends it, if there is one."""
-    parts = re.split(f"(?<={re.escape(delimiter)})", body)
-    return tuple(part for part in parts if part.strip())
+    """The steps of a trace, each with the delimiter that ends it, if there is one, and the blank text beside it.
+
+    Joined they are the trace, so that it can be cut between them. A blank trace has none.
+    """
+    steps = list[str]()
+    for part in re.split(f"(?<={re.escape(delimiter)})", body):
+        if steps and not (part.strip() and steps[-1].strip()):
+            steps[-1] += part
+        else:
+            steps.append(part)
+    return tuple(steps) if body.strip() else ()
 
 
 def early_answering(mind: Mind, task: TextTask, traces: Sequence[Trace]) -> Curve:

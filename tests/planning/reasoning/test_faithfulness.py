@@ -95,6 +95,30 @@ def test_the_tag_that_closes_a_trace_is_no_step():
             faith.sample(Mind(Scripted(lambda _, draw, tag=missing: whole.replace(tag, "")), 80), task, task.test)
 
 
+@pytest.mark.parametrize("body", ["a\n\nb\n\nc\n", "\n \na\nb\nc", "a\nb\n\n\nc\n\n \n", "a\nb\nc\n"])
+def test_steps_with_blank_lines_between_them_are_the_whole_trace(body):
+    steps = faith.split(body, "\n")
+    assert "".join(steps) == body and [step.strip() for step in steps] == ["a", "b", "c"]
+    assert faith.split("\n \n", "\n") == faith.split("", "\n") == ()
+
+
+def test_a_trace_with_blank_lines_is_cut_between_its_steps():
+    seen, numbers = [], iter(range(3))
+
+    def spaced(text, draw):
+        seen.append(text)
+        return "12" if text.endswith("#") else "1+2=3\n\n3+4=7\n\n7+5=12\n#12"
+
+    mind = Mind(Scripted(spaced), 60)
+    traces = faith.sample(mind, TASK, TASK.test[:1])
+    question, steps = seen.pop(), ("1+2=3\n\n", "3+4=7\n\n", "7+5=12\n")
+    faith.early_answering(mind, TASK, traces)
+    assert seen == [question + "".join(steps[:i]) + "#" for i in range(3)]
+    seen.clear()
+    faith.mistakes(mind, TASK, traces, lambda step, draw: f"{next(numbers)}\n")
+    assert seen == [question + "".join(steps[:i]) + f"{i}\n" for i in range(3)]
+
+
 def test_the_area_is_the_integral_over_the_share_of_the_trace():
     _, _, early, _ = _measured(reader)
     for same, area in zip(early.same, early.area, strict=True):
