@@ -129,8 +129,8 @@ def puct(
 ) -> list[Result]:
     """`simulations` of PUCT for each question, with `actions` sampled steps a node: the answer with the best score.
 
-    Where no answer ended, the deepest path is continued to one; of several, the one with the best score. Raises
-    UserError as `Mind.think` does.
+    Where no answer ended, the deepest path is continued to one with the rest of the budget; of several, the one with
+    the best score. Raises UserError as `Mind.think` does.
     """
     if actions < 1 or simulations < 1:
         raise UserError(f"actions is {actions} and simulations {simulations}: both must be at least 1.")
@@ -142,7 +142,11 @@ def puct(
         sorted((s.path for s in nodes if s.path.ended), key=lambda path: -path.scores[-1]) for nodes in model.nodes
     ]
     open_ends = {b: _deepest(model.nodes[b]) for b, paths in enumerate(ended) if not paths}
-    asks = {b: Ask((problems[b].prompt + path.tokens,)) for b, path in open_ends.items()}
+    rest = [mind.max_new_tokens if budget is None else budget - charge.sampled_tokens for charge in model.charges]
+    asks = {
+        b: Ask((problems[b].prompt + path.tokens,), 1, min(mind.max_new_tokens, rest[b]))
+        for b, path in open_ends.items()
+    }
     replies = model.serve(asks)
     for b, path in open_ends.items():
         whole = after(problems[b], path, replies[b][0][0]) if replies[b][0] else path

@@ -44,6 +44,22 @@ def test_puct_finds_what_the_exact_value_promises():
     assert _solved(methods.run("puct", mind, TASK, FEW, actions=40, simulations=30)) == [1.0] * len(FEW)
 
 
+@pytest.mark.parametrize(
+    ("budget", "text"),
+    [(64, "1+2=3\n3+3=6\n6+4=10\n#10"), (12, "1+2=3\n3+3=6\n"), (6, "1+2=3\n")],
+)
+def test_puct_continues_to_an_answer_with_the_rest_of_the_budget(budget, text):
+    """A step has 6 tokens, and what follows it 17, where another answer of the greatest length may have `budget`."""
+    task, steps = make("chains"), ("1+2=3", "3+3=6", "6+4=10", "#10")
+    mind = Mind(
+        Scripted(lambda text, draw: "\n".join(steps[text.count("\n") :])), budget, verifier=lambda e, t: [0.5] * len(t)
+    )
+    example = [Example("1+2+3+4:", "10", task.test[0].columns)]
+    result = methods.run("puct", mind, task, example, budget, simulations=1, actions=1)[0]
+    assert result.answer.text == text and result.charge.sampled_tokens <= budget
+    assert task.grade(example, [text]) == [float(budget == 64)]
+
+
 def test_a_depth_first_search_answers_with_its_last_states():
     """Algorithm 2 records a state of the last depth; a budget that ends the search leaves the deepest state."""
     steps = [step + "," for step in ("1+1=2", "1+1=2", "2+2=4", "2+2=4")]
