@@ -20,7 +20,8 @@ def budget_forcing(
 ) -> Steps:
     """One answer whose end is suppressed `ignore` times, each time followed by the text `wait`.
 
-    In a task of traces the end is that of the thought, else that of the answer. A thought of `thought_tokens` (0: the
+    In a task of traces the end is that of the thought, else that of the answer; it stays where neither the budget nor
+    the context has room for more. A thought of `thought_tokens` (0: the
     most of an answer) is ended with the text `close`, by default "</think> <answer>" in a task of traces.
     """
     if ignore < 0 or thought_tokens < 0:
@@ -34,13 +35,18 @@ def budget_forcing(
         whole = policy.decode((*tokens, *more))  # the text of all: a character may be split over two thoughts
         return (*tokens, *more), whole, tree.add(last(text, whole), (node,), kind)
 
+    before = tokens, text, node
     for turn in range(ignore + 1):
         replies = yield Ask((problem.prompt + tokens,), 1, limit, (CLOSE,) if traced else ())
-        if not replies[0]:
+        if replies[0]:
+            thought: Thought = replies[0][0]
+        elif turn:
+            tokens, text, node = before  # nothing follows `wait`: the last thought has its end again
+        else:
             break
-        thought: Thought = replies[0][0]
         at_end = thought.ended or (traced and CLOSE in thought.text)
-        if at_end and turn < ignore:
+        if at_end and replies[0] and turn < ignore:
+            before = tokens, text, node
             body = cut(policy, thought.tokens, thought.text.partition(CLOSE)[0] if traced else thought.text)
             tokens, text, node = add(body, "thought")
             tokens, text, node = add(problem.encode(wait), "forced")

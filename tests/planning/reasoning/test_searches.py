@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -246,6 +247,29 @@ def test_budget_forcing_suppresses_the_end_and_closes_a_long_thought():
     mind = Mind(Scripted(thinker), 20)
     text = methods.run("budget_forcing", mind, traced, traced.test[:1], ignore=1, thought_tokens=15)[0].answer.text
     assert text == "<think>" + "a" * 8 + "</think> <answer> 7 </answer>"
+
+
+def test_budget_forcing_keeps_the_end_where_nothing_can_follow():
+    task = make("chains")
+
+    def reply(text, draw):
+        return "" if text.endswith("Wait") else "100+56=156\n#156"
+
+    example, mind = [Example("100+56:", "156")], Mind(Scripted(reply), 64)
+    tight = dataclasses.replace(mind, policy=Scripted(reply, context=len("100+56:100+56=156\n#156Wait")))
+    for one, budget in ((mind, 64), (tight, None)):
+        answer = methods.run("budget_forcing", one, task, example, budget, ignore=1)[0].answer
+        assert answer.text == "100+56=156\n#156" and task.grade(example, [answer.text]) == [1.0]
+        assert [node.text for node in answer.tree.nodes if node.kind == "answer" and node.chosen] == [answer.text]
+    assert methods.run("budget_forcing", mind, task, example, 128, ignore=1)[0].answer.text.endswith("#156Wait")
+    traced = make("addition", held_out=2, trace=True)
+
+    def thinker(text, draw):
+        return " 7 </answer>" if text.endswith("</think>") else "<think>3+4=7</think>"
+
+    mind = Mind(Scripted(thinker), 20)  # after a thought of 20 tokens, 39 pay for an answer, but for no other thought
+    answer = methods.run("budget_forcing", mind, traced, traced.test[:1], 59, ignore=1, thought_tokens=40)[0].answer
+    assert answer.text == "<think>3+4=7</think> 7 </answer>"
 
 
 def test_the_end_of_a_thought_is_seen_inside_a_token():
