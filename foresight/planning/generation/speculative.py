@@ -28,6 +28,7 @@ from foresight.nets.language.mtp import MultiTokenHeads
 from foresight.nets.language.packed import FEW, PACK, packed
 from foresight.ops.speculation import accepted, distribution, residual
 from foresight.ops.tokens import token_logprob
+from foresight.planning.generation import decoding
 from foresight.planning.generation.sampling import invert
 
 Draw = Callable[[Tensor], int]  # a token from a distribution [V]
@@ -72,10 +73,12 @@ def speculate(
     distribution.
 
     A draft model proposes `ahead` tokens at a time; K heads at most K - 1. Drafts are among the first
-    `draft_vocabulary` tokens (None: among all): byte-pair encodings number frequent ones first. Raises UserError if a
-    prompt leaves no room in the context, without a usable draft, or if the draft model has another vocabulary.
+    `draft_vocabulary` tokens (None: among all): byte-pair encodings number frequent ones first. Raises UserError as
+    `generate` does, if a prompt leaves no room for drafts in the context, without a usable draft, or if the draft model
+    has another vocabulary.
     """
     depth = min(ahead, len(draft) - 1) if isinstance(draft, MultiTokenHeads) else ahead
+    decoding.check(model, prompts, group, max_new_tokens, temperature)
     _check(model, prompts, draft, depth, max_new_tokens)
     drafting = model if isinstance(draft, MultiTokenHeads) else draft
     unembed, first = _unembedding(drafting, draft_vocabulary)

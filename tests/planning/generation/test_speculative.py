@@ -222,3 +222,21 @@ def test_what_cannot_be_drafted_is_refused():
         speculate(model, [[1]], tiny_language.model(1), draft_vocabulary=0)
     with pytest.raises(UserError, match="do not fit into a context of 64"):
         speculate(model, [[1] * 50], tiny_language.model(1), max_new_tokens=12)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([], {}, "give at least one prompt"),
+        ([[]], {}, "at least one token each"),
+        ([[1]], {"max_new_tokens": 0}, "at least 1 and temperature at least 0, but they are 1, 0"),
+        ([[1]], {"group": 0}, "but they are 0, 16"),
+        ([[1]], {"temperature": -1.0}, "but they are 1, 16 and -1.0"),
+        ([[1]], {"temperature": float("nan")}, "but they are 1, 16 and nan"),
+    ],
+)
+def test_what_generate_refuses_is_refused(prompts, options, message):
+    model = tiny_language.model()
+    for complete in (generate, lambda *given, **more: speculate(*given, tiny_language.model(1), **more)):
+        with pytest.raises(UserError, match=message):
+            complete(model, prompts, **options)
