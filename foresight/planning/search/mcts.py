@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -113,8 +114,8 @@ def search(
 
     With 0 simulations it is the raw policy: weights are the prior, value is the model's.
     Raises UserError for a position without a legal action, a model output that is not finite (with the position), fewer
-    than 0 simulations or more than memory holds, an unknown backend, and `reuse` with Gumbel or with
-    a model whose `reuses` is False (sampled actions).
+    than 0 simulations or more than memory holds, a temperature below 0 or not finite, an unknown backend, and `reuse`
+    with Gumbel or with a model whose `reuses` is False (sampled actions).
     """
     if isinstance(simulations, bool) or not isinstance(simulations, int):
         raise UserError(f"The number of simulations must be a whole number, not {simulations!r}.")
@@ -126,6 +127,8 @@ def search(
         raise errors.unknown("search backend", backend, BACKENDS)
     if threads < 1:
         raise UserError(f"threads must be at least 1, not {threads}.")
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"temperature must be 0 (the most visited action) or more, and finite, not {temperature}.")
     if reuse is not None and not rule.reuses:
         raise UserError(
             f"{type(rule).__name__} plans all its visits in advance, so it cannot reuse a tree. Use PUCT or UCT, or "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -441,6 +442,10 @@ def test_mistakes_are_reported() -> None:
     model, obs = TableModel(mixed_world(0)), torch.tensor([0])
     for arguments, message in [
         ({"simulations": -1}, "0 .the raw policy. or more"),
+        *(
+            ({"simulations": 1, "temperature": value}, f"temperature must be 0 .* or more, and finite, not {value}")
+            for value in (-1.0, math.nan, math.inf)
+        ),
         ({"simulations": 1, "backend": "gpu"}, "Unknown search backend"),
         ({"simulations": 1, "legal": torch.zeros(1, 5, dtype=torch.bool)}, "no legal action"),
     ]:
