@@ -49,7 +49,10 @@ def _trie(model: LanguageModel, answers: Sequence[str]) -> Trie:
 
 def depth(trie: Trie) -> int:
     """Tokens of the longest answer, including its end token."""
-    return 1 + max(depth(after) for after in trie.values()) if trie else 0
+    count, level = 0, [trie]
+    while level := [after for node in level for after in node.values()]:
+        count += 1
+    return count
 
 
 def before(text: str, stop: Sequence[str]) -> str:

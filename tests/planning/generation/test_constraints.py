@@ -118,6 +118,8 @@ def test_lists_that_make_no_sense_are_refused():
         decoding.generate(model, PROMPTS, 1, 3, choices=[])
     with pytest.raises(UserError, match="2 lists of choices for 3 prompts"):
         decoding.generate(model, PROMPTS, 1, 3, choices=[["1"], ["2"]])
+    with pytest.raises(UserError, match="longest choice has 3001 tokens"):
+        decoding.generate(model, PROMPTS, 1, 6, choices=["1" * 3000, "12"])
     model.stop_ids = []
     with pytest.raises(UserError, match="no end token"):
         decoding.generate(model, PROMPTS, 1, 6, choices=CHOICES)
