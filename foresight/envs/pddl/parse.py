@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
@@ -164,8 +164,11 @@ def _uses_equality(domain: Domain) -> bool:
     return any(a[0] == "=" for x in domain.actions.values() for a in (*x.positive, *x.negative))
 
 
-def _shown(what: object) -> str:
-    return f"'{what}'" if isinstance(what, str) else f"({' '.join(map(str, what))[:40]})"  # type: ignore[call-overload]
+def _shown(what: Sequence[object]) -> str:
+    """A word, or a list without what is nested in it."""
+    if isinstance(what, str):
+        return f"'{what}'"
+    return f"({' '.join(word if isinstance(word, str) else '(...)' for word in what)[:40]})"
 
 
 def _header(source: Source, tree: Words, kind: str) -> str:
@@ -201,7 +204,7 @@ def _typed(
         if word == "-":
             kind = words[i + 1] if i + 1 < len(words) else ""
             if isinstance(kind, Words):
-                raise source.unsupported(line, str(kind[0]) if kind else "either")
+                raise source.unsupported(line, kind[0] if kind and isinstance(kind[0], str) else "either")
             if not kind or not waiting:
                 raise source.error(line, "'-'", "names before it and a type after it")
             if types is not None and kind != OBJECT and kind not in types:

@@ -66,6 +66,22 @@ def test_an_error_names_the_file_the_line_and_what_was_expected(before, after, r
 
 
 @pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("(domain d)", r"\(\(\.\.\.\)\)"),
+        ("(p ?x - a)", r"\(\(\.\.\.\)\) in :predicates"),
+        ("(and (p ?x))", r"\(\(\.\.\.\)\)"),
+        ("thing)", r"types of alternatives \(either\)"),
+        ("?x - a ?y", r"\(\(\.\.\.\)\)"),
+    ],
+)
+def test_an_error_shows_nothing_nested(before, found):
+    """Lists that are nested thousands deep are an error like any other."""
+    with pytest.raises(UserError, match=f"line .: {found}"):
+        domain_from(DOMAIN.replace(before, 3_000 * "(" + 3_000 * ")" + before[-1] * (before == "thing)"), 1))
+
+
+@pytest.mark.parametrize(
     ("init", "goal", "reported"),
     [
         ("(p o1)", "(q o1 o3)", "line 3: 'o3', which is no object,; expected one of o1, o2"),
