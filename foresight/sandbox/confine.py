@@ -50,7 +50,7 @@ SCOPED = 0b11  # abstract Unix sockets and signals
 # The calls that plain Python needs: (number on x86-64, number on ARM64); None where it has none.
 CALLS: dict[str, tuple[int | None, int | None]] = {
     "read": (0, 63), "write": (1, 64), "futex": (202, 98), "mmap": (9, 222), "munmap": (11, 215), "brk": (12, 214),
-    "newfstatat": (262, 79), "openat": (257, 56), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62),
+    "newfstatat": (262, 79), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62),
     "stat": (4, None), "lstat": (6, None), "statx": (332, 291), "readv": (19, 65), "writev": (20, 66),
     "pread64": (17, 67), "pwrite64": (18, 68), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233),
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
@@ -67,7 +67,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "fdatasync": (75, 83), "truncate": (76, 45), "ftruncate": (77, 46), "getdents64": (217, 61), "getcwd": (79, 17),
     "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
     "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None), "unlinkat": (263, 35),
-    "readlink": (89, None), "readlinkat": (267, 78), "umask": (95, 166), "open": (2, None), "getrandom": (318, 278),
+    "readlink": (89, None), "readlinkat": (267, 78), "umask": (95, 166), "getrandom": (318, 278),
     "set_robust_list": (273, 99), "rseq": (334, 293), "arch_prctl": (158, None), "sysinfo": (99, 179),
     "exit": (60, 93), "exit_group": (231, 94), "restart_syscall": (219, 128), "eventfd2": (290, 19),
     "membarrier": (324, 283), "set_tid_address": (218, 96), "getitimer": (36, 102), "setitimer": (38, 103),
@@ -84,10 +84,14 @@ PROGRAM_CALLS: dict[str, tuple[int | None, int | None]] = {
     # Of open files only: by a path they would reach files of this user outside, which Landlock does not stop.
     "fchmod": (91, 52), "fchown": (93, 55), "fsetxattr": (190, 7),
 }  # fmt: skip
+OPENS = (((2, None), 1), ((257, 56), 2))  # open and openat, with the place of their flags
 IOCTL, CLONE, CLONE3, TGKILL, PRLIMIT = (16, 29), (56, 220), (435, 435), (234, 131), (302, 261)
 UTIMENSAT = (280, 88)  # with a null path, it changes the times of an open file
 TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
 CLONE_THREAD = 0x10000
+# Access mode 3, neither to read nor to write: Landlock asks no right for it, and it is enough to change the rights and
+# the times of a file.
+ACCESS, NO_ACCESS = 3, (3,)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of `CALLS`, AUDIT_ARCH
 
 
@@ -257,7 +261,7 @@ def _seccomp(libc: Any, programs: bool) -> bool:
         return False
     column, architecture = ARCHITECTURES[platform.machine()]
     allow, deny, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
-    load, equal, any_bit, give = 0x20, 0x15, 0x45, 0x06
+    load, mask, equal, any_bit, give = 0x20, 0x54, 0x15, 0x45, 0x06
 
     def step(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
         return struct.pack("=HBBI", code, then, otherwise, value)
@@ -271,6 +275,12 @@ def _seccomp(libc: Any, programs: bool) -> bool:
         body += b"".join(step(equal, value, 0, 1) + step(give, allow) for value in values) + step(give, deny)
         return step(equal, number or 0, 0, len(body) // 8) + body
 
+    def none_of(number: int, position: int, bits: int, values: tuple[int, ...]) -> bytes:
+        """The call `number` is allowed unless these bits of its argument are one of `values`."""
+        body = argument(position) + step(mask, bits)
+        body += b"".join(step(equal, value, 0, 1) + step(give, deny) for value in values) + step(give, allow)
+        return step(equal, number, 0, len(body) // 8) + body
+
     program = step(load, 4) + step(equal, architecture, 1, 0) + step(give, kill) + step(load, 0)
     for number in (row[column] for row in (CALLS | (PROGRAM_CALLS if programs else {})).values()):
         if number is not None:
@@ -281,6 +291,9 @@ def _seccomp(libc: Any, programs: bool) -> bool:
         thread = argument(0) + step(any_bit, CLONE_THREAD, 0, 1) + step(give, allow) + step(give, deny)
     program += step(equal, CLONE[column], 0, len(thread) // 8) + thread
     program += step(equal, CLONE3[column], 0, 1) + step(give, 0x00050000 | errno.ENOSYS)  # glibc then uses clone
+    for numbers, position in OPENS:
+        if (call := numbers[column]) is not None:
+            program += none_of(call, position, ACCESS, NO_ACCESS)
     program += one_of(IOCTL[column], 1, TERMINAL)
     if programs:
         low, high = argument(1), step(load, 16 + 8 + 4)

@@ -37,6 +37,8 @@ ATTEMPTS = {
     "move a secret": "mv SECRET mine && echo LEFT",
     "change its rights": "chmod 777 SECRET && echo LEFT",
     "change its time": "touch -d 2001-01-01 SECRET && echo LEFT",
+    "change its rights when it is open": """perl -e 'sysopen(F, "SECRET", 3) && chmod(0777, *F) && print "LEFT\\n"'""",
+    "change its time when it is open": """perl -e 'sysopen(F, "SECRET", 3) && utime(1, 1, *F) && print "LEFT\\n"'""",
     "make a device": "mknod null c 1 3 && echo LEFT",
     "make a pipe outside": "mkfifo FOLDER/pipe && echo LEFT",
     "start its own program": "cp /bin/true mine && chmod +x mine; ./mine && echo LEFT",
@@ -67,17 +69,16 @@ def unconfined(original):
 
 @needed
 @sabotaged_by("foresight.sandbox.shell._process", unconfined)
-def test_no_command_leaves_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_leaves_the_sandbox(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lax").mkdir()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "secret").write_text("it is 42")
-    os.utime(tmp_path / "secret", (10**9, 10**9))
+    secret, folder = own / "secret", own / "folder"
+    before = secret.stat()
     monkeypatch.setenv("LAX", str(tmp_path / "lax"))
     monkeypatch.setenv("MARK_OF_THE_TEST", "1")
     canary = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
     server = socket.create_server(("127.0.0.1", 0))
     words = {
-        "SECRET": str(tmp_path / "secret"), "FOLDER": str(tmp_path / "folder"), "CANARY": str(canary.pid),
+        "SECRET": str(secret), "FOLDER": str(folder), "CANARY": str(canary.pid),
         "PORT": str(server.getsockname()[1]),
     }  # fmt: skip
     script = ""
@@ -92,9 +93,9 @@ def test_no_command_leaves_the_sandbox(tmp_path: Path, monkeypatch: pytest.Monke
         left = [names[int(line.split(":")[0])] for line in found.printed.splitlines() if line.endswith(":LEFT")]
         assert not left
         assert canary.poll() is None
-        assert (tmp_path / "secret").read_text() == "it is 42" and not list((tmp_path / "folder").iterdir())
-        facts = (tmp_path / "secret").stat()
-        assert facts.st_mtime == 10**9 and facts.st_mode & 0o777 != 0o777
+        assert secret.read_text() == "it is 42" and not list(folder.iterdir())
+        after = secret.stat()
+        assert (after.st_mtime, after.st_mode, after.st_ino) == (10**9, before.st_mode, before.st_ino)
     finally:
         canary.kill()
         canary.wait()

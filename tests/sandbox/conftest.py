@@ -1,0 +1,26 @@
+"""Files that only the sandbox protects: they belong to the user that it runs as."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foresight.sandbox.confine import UNPRIVILEGED
+
+
+@pytest.fixture
+def own() -> Iterator[Path]:
+    """A directory with a `secret` of 2001 and an empty `folder`. The `tmp_path` of root is out of reach anyway."""
+    with tempfile.TemporaryDirectory() as place:
+        secret, folder = Path(place) / "secret", Path(place) / "folder"
+        secret.write_text("it is 42")
+        folder.mkdir()
+        os.utime(secret, (10**9, 10**9))
+        if os.geteuid() == 0:
+            for path in (Path(place), folder, secret):
+                os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
+        yield Path(place)
