@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "getgroups": (115, 158), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "nanosleep": (35, 101),
     "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
     "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "getrusage": (98, 165),
-    "getrlimit": (97, 163), "uname": (63, 160), "fcntl": (72, 25), "flock": (73, 32), "fsync": (74, 82),
+    "getrlimit": (97, 163), "uname": (63, 160), "flock": (73, 32), "fsync": (74, 82),
     "fdatasync": (75, 83), "truncate": (76, 45), "ftruncate": (77, 46), "getdents64": (217, 61), "getcwd": (79, 17),
     "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
     "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None), "unlinkat": (263, 35),
@@ -88,6 +88,9 @@ OPENS = (((2, None), 1), ((257, 56), 2))  # open and openat, with the place of t
 IOCTL, CLONE, CLONE3, TGKILL, PRLIMIT = (16, 29), (56, 220), (435, 435), (234, 131), (302, 261)
 UTIMENSAT = (280, 88)  # with a null path, it changes the times of an open file
 TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
+FCNTL = (72, 25)
+# Copies, flags, locks, and the size of a pipe. None that names a process, to which an open file would send signals.
+FCNTLS = (*range(8), 36, 37, 38, 1030, 1032)
 CLONE_THREAD = 0x10000
 # Access mode 3, neither to read nor to write: Landlock asks no right for it, and it is enough to change the rights and
 # the times of a file.
@@ -295,6 +298,7 @@ def _seccomp(libc: Any, programs: bool) -> bool:
         if (call := numbers[column]) is not None:
             program += none_of(call, position, ACCESS, NO_ACCESS)
     program += one_of(IOCTL[column], 1, TERMINAL)
+    program += one_of(FCNTL[column], 1, FCNTLS)
     if programs:
         low, high = argument(1), step(load, 16 + 8 + 4)
         null = low + step(equal, 0, 0, 3) + high + step(equal, 0, 0, 1) + step(give, allow) + step(give, deny)

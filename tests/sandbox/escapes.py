@@ -54,6 +54,8 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
     "kill a process": ("seccomp", "import os; os.kill(outside['canary'], 9); return True"),
     "ask for a process": ("seccomp", "import os; os.kill(outside['canary'], 0); return True"),
     "kill its own group": ("seccomp", "import os; os.killpg(0, 0); return True"),
+    "have a pipe send signals to a process": (
+        "seccomp", "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, outside['canary']); return True"),
     "leave its session": ("seccomp", "import os; return os.setsid() or True"),
     "trace a process": (
         "seccomp", "import ctypes; return ctypes.CDLL(None).ptrace(16, outside['canary'], 0, 0) == 0"),
