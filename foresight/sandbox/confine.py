@@ -64,7 +64,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
     "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "getrusage": (98, 165),
     "getrlimit": (97, 163), "uname": (63, 160), "flock": (73, 32), "fsync": (74, 82),
-    "fdatasync": (75, 83), "truncate": (76, 45), "ftruncate": (77, 46), "getdents64": (217, 61), "getcwd": (79, 17),
+    "fdatasync": (75, 83), "ftruncate": (77, 46), "getdents64": (217, 61), "getcwd": (79, 17),
     "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
     "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "unlink": (87, None), "unlinkat": (263, 35),
     "readlink": (89, None), "readlinkat": (267, 78), "umask": (95, 166), "getrandom": (318, 278),
@@ -80,11 +80,10 @@ PROGRAM_CALLS: dict[str, tuple[int | None, int | None]] = {
     "kill": (62, 129), "tgkill": (234, 131), "setpgid": (109, 154), "getpgid": (121, 155), "getpgrp": (111, None),
     "getsid": (124, 156), "rt_sigsuspend": (130, 133), "symlink": (88, None), "symlinkat": (266, 36),
     "link": (86, None), "linkat": (265, 37), "creat": (85, None), "fadvise64": (221, 223), "fstatfs": (138, 44),
-    "fallocate": (285, 47), "getcpu": (309, 168), "fgetxattr": (193, 10), "flistxattr": (196, 13),
+    "truncate": (76, 45), "fallocate": (285, 47), "getcpu": (309, 168), "fgetxattr": (193, 10), "flistxattr": (196, 13),
     # Of open files only: by a path they would reach files of this user outside, which Landlock does not stop.
     "fchmod": (91, 52), "fchown": (93, 55), "fsetxattr": (190, 7),
 }  # fmt: skip
-OPENS = (((2, None), 1), ((257, 56), 2))  # open and openat, with the place of their flags
 IOCTL, CLONE, CLONE3, TGKILL, PRLIMIT = (16, 29), (56, 220), (435, 435), (234, 131), (302, 261)
 UTIMENSAT = (280, 88)  # with a null path, it changes the times of an open file
 TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
@@ -92,9 +91,11 @@ FCNTL = (72, 25)
 # Copies, flags, locks, and the size of a pipe. None that names a process, to which an open file would send signals.
 FCNTLS = (*range(8), 36, 37, 38, 1030, 1032)
 CLONE_THREAD = 0x10000
-# Access mode 3, neither to read nor to write: Landlock asks no right for it, and it is enough to change the rights and
-# the times of a file.
-ACCESS, NO_ACCESS = 3, (3,)
+OPENS = (((2, None), 1), ((257, 56), 2))  # open and openat, with the place of their flags
+# Of their access mode and O_TRUNC, what is refused. Mode 3 is neither to read nor to write: Landlock asks no right for
+# it, and it is enough to change the rights and the times of a file. O_TRUNC without a mode to write: Landlock asks a
+# right for it from version 3 on only.
+OPENING, UNASKED = 0o1003, (0o3, 0o1003, 0o1000)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of `CALLS`, AUDIT_ARCH
 
 
@@ -296,7 +297,7 @@ def _seccomp(libc: Any, programs: bool) -> bool:
     program += step(equal, CLONE3[column], 0, 1) + step(give, 0x00050000 | errno.ENOSYS)  # glibc then uses clone
     for numbers, position in OPENS:
         if (call := numbers[column]) is not None:
-            program += none_of(call, position, ACCESS, NO_ACCESS)
+            program += none_of(call, position, OPENING, UNASKED)
     program += one_of(IOCTL[column], 1, TERMINAL)
     program += one_of(FCNTL[column], 1, FCNTLS)
     if programs:

@@ -1,4 +1,4 @@
-"""Files that only the sandbox protects: they belong to the user that it runs as."""
+"""Files that only the sandbox protects: its user owns them, and all may write."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def own() -> Iterator[Path]:
         secret.write_text("it is 42")
         folder.mkdir()
         os.utime(secret, (10**9, 10**9))
+        for path, mode in ((Path(place), 0o777), (folder, 0o777), (secret, 0o666)):
+            path.chmod(mode)  # without the layer `user`, root is another user without rights
         if os.geteuid() == 0:
             for path in (Path(place), folder, secret):
                 os.chown(path, UNPRIVILEGED, UNPRIVILEGED)

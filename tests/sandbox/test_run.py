@@ -23,13 +23,17 @@ QUICK = Limits(seconds=0.4)
 
 def unconfined(original):
     """A child that reports all layers and has none."""
+    layers = repr(list(confine.LAYERS))
+    return changed(original, f"\ndef confine(place, limits):\n    os.chdir(place)\n    return {layers}\n")
+
+
+def changed(original, lacks):
+    """A child whose `confine.py` ends with `lacks`."""
 
     def mutant(command, env, pass_fds=(), stdin=None, quiet=False, cwd=None):
         folder = Path(command[5]).parent
         lax = Path(cwd or os.environ["LAX"])
         shutil.copy(folder / "child.py", lax)
-        layers = repr(list(confine.LAYERS))
-        lacks = f"\ndef confine(place, limits):\n    os.chdir(place)\n    return {layers}\n"
         (lax / "confine.py").write_text((folder / "confine.py").read_text() + lacks)
         return original([*command[:5], str(lax / "child.py"), *command[6:]], env, pass_fds, stdin, quiet)
 
@@ -37,12 +41,9 @@ def unconfined(original):
 
 
 @sabotaged_by("foresight.sandbox.process.start", unconfined)
-def test_no_attempt_leaves_the_sandbox(tmp_path, monkeypatch):
+def test_no_attempt_leaves_the_sandbox(tmp_path, own, monkeypatch):
     assert len(ATTEMPTS) >= 40
-    (tmp_path / "lax").mkdir()
-    monkeypatch.setenv("LAX", str(tmp_path / "lax"))
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "secret").write_text("it is 42")
+    monkeypatch.setenv("LAX", str(tmp_path))
     before = protections()
     names = [name for name, (layer, _) in ATTEMPTS.items() if before[layer]]
     source = "outside = {}\ndef attempt(name, given):\n    return bool(globals()[name](given))\n"
@@ -54,7 +55,7 @@ def test_no_attempt_leaves_the_sandbox(tmp_path, monkeypatch):
     unix.listen()
     try:
         outside = {
-            "secret": str(tmp_path / "secret"), "text": "it is 42", "folder": str(tmp_path / "folder"),
+            "secret": str(own / "secret"), "text": "it is 42", "folder": str(own / "folder"),
             "canary": canary.pid, "tcp": tcp.getsockname()[1], "abstract": f"foresight-{os.getpid()}",
         }  # fmt: skip
         results = run(source, "attempt", [[f"try_{i}", outside] for i in range(len(names))], Limits(seconds=1.5))
@@ -62,12 +63,34 @@ def test_no_attempt_leaves_the_sandbox(tmp_path, monkeypatch):
         assert not escaped
         assert {r.status for r in results} <= {"ok", "exception", "memory", "ended"}, results
         assert canary.poll() is None
-        assert (tmp_path / "secret").read_text() == "it is 42" and not list((tmp_path / "folder").iterdir())
+        assert (own / "secret").read_text() == "it is 42" and not list((own / "folder").iterdir())
     finally:
         canary.kill()
         canary.wait()
         tcp.close()
         unix.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.skipif(not protections()["landlock"], reason="no Landlock on this machine")
+def test_nothing_is_truncated_where_landlock_knows_no_right_for_it(version, own, tmp_path, monkeypatch):
+    """Linux 5.13 to 6.1. What can be read is the worst case."""
+    monkeypatch.setenv("LAX", str(tmp_path))
+    older = f"\nALL_FILES = {{v: rights for v, rights in ALL_FILES.items() if v <= {version}}}\n"
+    older += f"_readable = readable\ndef readable():\n    return [*_readable(), {str(own)!r}]\n"
+    monkeypatch.setattr(process, "start", changed(process.start, older))
+    bodies = [body for name, (_, body) in ATTEMPTS.items() if name.startswith("truncate")]
+    source = "def attempt(name, *given):\n    return globals()[name](*given)\n"
+    for i, body in enumerate(bodies):
+        source += f"def try_{i}(outside):\n{textwrap.indent(body, '    ')}\n"
+    source += f"def read():\n    return open({str(own / 'secret')!r}).read()\n"
+    source += "def mine():\n    open('a', 'w').write('abc')\n    with open('a', 'r+') as file: file.truncate(2)\n"
+    source += "    first = open('a').read()\n    open('a', 'w').write('d')\n    return first + open('a').read()\n"
+    calls = [[f"try_{i}", {"secret": str(own / "secret")}] for i in range(len(bodies))]
+    *tried, read, mine = run(source, "attempt", [*calls, ["read"], ["mine"]])
+    assert len(tried) == 3 and all("PermissionError" in one.error for one in tried), tried
+    assert (read.value, mine.value) == ("it is 42", "abd")
+    assert (own / "secret").read_text() == "it is 42"
 
 
 def test_every_layer_is_known_and_reported():
