@@ -122,8 +122,10 @@ def step(store: Store, score: Score, name: str = "the score") -> int:
             value, hint = score(turn)
         except LostError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit of a user's function ends its call, not this loop
             what = f"{name}: {type(error).__name__}: {error}"
+            if isinstance(error, SystemExit):
+                what = f"{name} called sys.exit({error.code!r})"
             store.scored(turn.id, math.nan, "", f"turn {turn.id} of session {turn.session} is left out: {what}")
         else:
             store.scored(turn.id, value, hint)

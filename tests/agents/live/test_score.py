@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foresight.agents.live import score
-from foresight.agents.live.store import Turn
+from foresight.agents.live.store import Store, Turn
 from foresight.errors import LostError, UserError
 from tests.sabotage import change, sabotaged_by
 
@@ -102,6 +102,19 @@ def test_a_rule_that_takes_too_long_or_ends_fails_on_this_turn_alone(tmp_path: P
         with pytest.raises(RuntimeError, match=words):
             rate(dataclasses.replace(TURN, reply=reply))
     assert rate(TURN) == (1.0, "")
+
+
+def test_a_rule_that_exits_leaves_its_turn_out_and_the_next_one_is_scored(tmp_path: Path) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text("import sys\ndef rate(messages, reply, next):\n    return sys.exit(0) if reply == 'quit' else 1\n")
+    store = Store(tmp_path)
+    for reply in ("quit", "hi"):
+        store.add(dataclasses.replace(TURN, reply=reply))
+        store.request("s", [*TURN.messages, {"role": "assistant", "content": reply}, TURN.next])
+    store.collect(60)
+    assert score.step(store, score.rules(f"{file}:rate"), "rules.py:rate") == 2
+    assert [(turn.reply, turn.state) for turn in store.turns()] == [("quit", "unscored"), ("hi", "scored")]
+    assert store.events() == [("unscored", "turn 1 of session s is left out: rules.py:rate called sys.exit(0)")]
 
 
 def test_rules_are_a_users_function(tmp_path: Path) -> None:
