@@ -8,6 +8,7 @@ for good. A header that repeats is refused. The `model` of a reply is `live-VERS
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import hmac
 import json
@@ -70,6 +71,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
         title="foresight live", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(guard)]
     )
     lock = threading.Lock()
+    forgotten = collections.Counter[str]()  # by session: a turn that is being written then is not kept either
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -100,7 +102,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
     async def forget(session: str) -> dict[str, Any]:
         if not session:  # that of all turns that were forgotten
             raise HTTPException(404, "Give the name of a session: POST /v1/sessions/NAME/forget.")
-        return {"forgotten": await kept(store.forget, session)}
+        return {"forgotten": await kept(_forget, store, session, forgotten)}
 
     @app.post("/v1/chat/completions")
     async def chat(http: Request) -> Response:
@@ -125,6 +127,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
         session = _utf8(http.headers.get("x-session-id", ""))
         if len(session) > LONGEST_NAME:  # the beginning alone might be that of another session
             return _error(400, f"X-Session-Id has {len(session)} characters: give a name of at most {LONGEST_NAME}.")
+        before = forgotten[session]
         if session and http.headers.get("x-session-train", "").lower() == "off":
             await kept(_opt_out, store, session)
         keeps = bool(session) and not await kept(_opted_out, store, session)
@@ -152,7 +155,7 @@ def create(store: Store, engine: Engine, token: str | None = None, temperature: 
                 session, engine_request.version, messages, text, engine_request.prompt, engine_request.tokens,
                 engine_request.logprob, engine_request.temperature,
             )  # fmt: skip
-            return await _safely(kept, _add, store, turn)
+            return await _safely(kept, _add, store, turn, forgotten, before)
 
         if given.get("stream"):
             counted = bool((given.get("stream_options") or {}).get("include_usage"))
@@ -357,10 +360,16 @@ async def _safely(kept: Callable[..., Any], call: Callable[..., Any], *arguments
     return True
 
 
-def _add(store: Store, turn: Turn) -> None:
-    """Keep a turn, unless its session opted out while it was written."""
-    if not _opted_out(store, turn.session):
+def _add(store: Store, turn: Turn, forgotten: collections.Counter[str], before: int) -> None:
+    """Keep a turn, unless its session opted out, or was forgotten again since `before`, while it was written."""
+    if not _opted_out(store, turn.session) and forgotten[turn.session] == before:
         store.add(turn)
+
+
+def _forget(store: Store, session: str, forgotten: collections.Counter[str]) -> int:
+    count = store.forget(session)
+    forgotten[session] += 1
+    return count
 
 
 def _opt_out(store: Store, session: str) -> None:

@@ -271,9 +271,10 @@ def test_a_session_of_any_name_is_forgotten(live: Served, sent: bytes, path: str
     assert live.post("/v1/sessions//forget")[0] == 404
 
 
-@sabotaged_by("foresight.agents.live.serve._add", lambda real: lambda store, turn: store.add(turn))
-def test_a_turn_whose_session_opts_out_while_it_is_written_is_not_kept(
-    live: Served, monkeypatch: pytest.MonkeyPatch
+@sabotaged_by("foresight.agents.live.serve._add", lambda real: lambda store, turn, *_: store.add(turn))
+@pytest.mark.parametrize("forget", [False, True])
+def test_a_turn_whose_session_opts_out_or_is_forgotten_while_it_is_written_is_not_kept(
+    live: Served, monkeypatch: pytest.MonkeyPatch, forget: bool
 ) -> None:
     real, held = live.engine.submit, list[engines.Request]()
     with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patched:
@@ -282,9 +283,21 @@ def test_a_turn_whose_session_opts_out_while_it_is_written_is_not_kept(
         while not held:
             time.sleep(0.01)
         patched.setattr(live.engine, "submit", real)
-        live.ask("hi", session="a", headers={"X-Session-Train": "off"})
+        if forget:
+            assert live.post("/v1/sessions/a/forget") == (200, {"forgotten": 0})
+        else:
+            live.ask("hi", session="a", headers={"X-Session-Train": "off"})
         real(held[0])
         assert running.result().choices and live.store.turns() == []
+        live.ask("hi", session="a")
+        assert len(live.store.turns()) == forget  # it was not opted out
+
+
+def test_a_stream_whose_session_is_forgotten_is_not_kept(live: Served) -> None:
+    stream = live.ask("hi", session="a", max_tokens=50, stream=True)
+    next(iter(stream))
+    assert live.post("/v1/sessions/a/forget")[0] == 200
+    assert list(stream) and live.store.turns() == []
 
 
 def test_mistakes_get_a_sentence_and_a_status(live: Served) -> None:
