@@ -10,6 +10,7 @@ import random
 import re
 import shlex
 from collections.abc import Callable
+from pathlib import PurePosixPath
 from typing import Any
 
 from foresight.envs.tools import tool
@@ -59,16 +60,18 @@ class Shell:
 
     def read_file(self, path: str) -> str:
         """The text of a file."""
-        if path not in self._files:
+        found = self._files.get(str(PurePosixPath(path)))
+        if found is None:
             raise ValueError(f"there is no file {path[:80]}")
-        return self._files[path]
+        return found
 
     @tool.writes
     def write_file(self, path: str, text: str) -> str:
         """Write a file, which replaces the one of that path."""
         shell.check(path)
-        if len(text) > LARGEST or path.endswith("/"):
+        if len(text) > LARGEST or path.endswith(("/", "/.")):
             raise ValueError(f"a file has a name and at most {LARGEST:,} characters")
+        path = str(PurePosixPath(path))  # ./a and a are one file
         if any(path.startswith(f"{other}/") or other.startswith(f"{path}/") for other in self._files):
             raise ValueError(f"{path[:80]} is a folder, or inside a file")
         if path not in self._files and len(self._files) >= LIMITS.tree_files:

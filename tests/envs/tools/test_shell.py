@@ -52,6 +52,28 @@ def test_files_are_read_and_written_inside_the_tree() -> None:
     assert "c 1" in episode.turn(tool.write("list_files")).message["content"]
 
 
+def test_a_file_has_one_path_however_it_is_spelled() -> None:
+    made = Shell()
+    made.reset(ROW)
+    made.write_file("./a//b.txt", "new\n")
+    assert made.list_files() == "a/b.txt 4" and made.read_file("a/./b.txt") == "new\n"
+    for path in ("./a", "a/.", "./a/b.txt/c"):
+        with pytest.raises(ValueError, match=r"folder|has a name"):
+            made.write_file(path, "y")
+    made.reset({**ROW, "wanted": {"a/b.txt": "x\n", "count.txt": "1\n"}})
+    made.write_file("./count.txt", "1\n")
+    assert made.reward("done") == 1
+
+
+@needed
+def test_commands_run_after_a_folder_was_to_be_written() -> None:
+    made = Shell()
+    made.reset(ROW)
+    with pytest.raises(ValueError, match="is a folder"):
+        made.write_file("./a", "y")
+    assert made.run("ls") == "a\n"
+
+
 def test_without_protection_there_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "protections", lambda: dict.fromkeys(shell.LAYERS, False))
     with pytest.raises(UserError, match="cannot be protected"):
