@@ -32,7 +32,7 @@ class Orders:
         self._orders: dict[int, dict[str, Any]] = {}
         self._wanted: dict[int, dict[str, Any]] = {}
         self._deed, self._word = "", ""
-        self._looked_up = False
+        self._looked_up = self._blind = False
 
     @staticmethod
     def questions(size: int = 1_200, seed: int = 0, rules: bool = True) -> list[dict[str, Any]]:
@@ -48,6 +48,7 @@ class Orders:
     def reset(self, row: dict[str, Any]) -> str:
         """The customer's request."""
         self._orders = {row["number"]: copy.deepcopy(row["order"])}
+        self._looked_up = self._blind = False
         self._deed, self._word = row["drawn"] if "drawn" in row else _due(row)
         self._wanted = _after(row, self._deed)
         reason = f" because it is {row['reason']}" if row["reason"] else ""
@@ -64,12 +65,14 @@ class Orders:
     def cancel_order(self, number: int) -> str:
         """Cancel an order."""
         self._orders[number]["state"] = "canceled"
+        self._blind |= not self._looked_up
         return "canceled"
 
     @tool.writes
     def return_order(self, number: int, reason: str) -> str:
         """Take an order back, for a reason."""
         self._orders[number] |= {"state": "returned", "reason": reason}
+        self._blind |= not self._looked_up
         return "returned"
 
     @tool.writes
@@ -81,11 +84,12 @@ class Orders:
     def reward(self, answer: str) -> float:
         """1 if every order is as the rules demand and the answer reports whether the request was fulfilled.
 
-        0 for a decision about an order that was not looked up: who refuses everything would be right half of the time.
+        0 for a decision about an order that was not looked up before: who refuses everything would be right half of the
+        time.
         """
         now = {key: {k: v for k, v in order.items() if k != "notes"} for key, order in self._orders.items()}
         reported = re.findall(r"done|refused", answer.lower()) == [self._word]
-        return float(self._looked_up and now == self._wanted and reported)
+        return float(self._looked_up and not self._blind and now == self._wanted and reported)
 
     def script(self, messages: list[dict[str, str]]) -> str:
         """A demonstration: look the order up, then do what is due, then report it."""

@@ -125,6 +125,23 @@ def test_the_desk_grades_the_end_state_and_not_the_words() -> None:
     blind = Toolbox(orders.Orders(), {**row, "customer": "Ben"})
     blind.turn("refused")
     assert blind.parts()["outcome"] == 0  # it was not looked up
+    late = Toolbox(orders.Orders(), row)
+    late.turn(tool.write("cancel_order", number=17))
+    late.turn(tool.write("find_order", number=17))
+    late.turn("done")
+    assert late.parts()["outcome"] == 0  # it was looked up after the decision
+
+
+def test_the_desk_begins_each_episode_anew() -> None:
+    order = {"owner": "Ann", "state": "delivered", "days": 3, "final": False}
+    row = {"number": 17, "order": order, "customer": "Ann", "wish": "return", "reason": "broken"}
+    desk = orders.Orders()
+    for looks, outcome in ((True, 1), (False, 0), (True, 1)):
+        desk.reset(row)
+        if looks:
+            desk.find_order(17)
+        desk.return_order(17, "broken")
+        assert desk.reward("done") == outcome
 
 
 def test_demonstrations_without_rules_use_the_tools_and_tell_no_rule() -> None:
