@@ -20,7 +20,7 @@ The trace of a team is one JSON document:
             "messages": [{"role": "system" | "user" | "assistant", "content": "...",
                           "tokens": 31, "logprob": -2.5}, ...],  the last two of an assistant alone
             "version": "...",                        of the weights that sampled: the model as it was named
-            "tokens": 98, "read": 240,               sampled by this conversation, and read by it
+            "tokens": 98, "read": 240,               sampled by this conversation, and read by it (null: not known)
             "ended": true,                           false: a limit or a cancellation ended it
             "parts": {"outcome": 1.0, "malformed": 0.0, "calls": 2.0, "failed_calls": 0.0, "members": 0.0,
                       "team_tokens": 98.0, "turns": 2.0, ...},  the reward by part
@@ -106,8 +106,8 @@ class Team:
         return tuple(dict(post) for post in self._posts)
 
     def post(self, by: Sequence[int], text: str) -> None:
-        """Add to the board."""
-        self._posts.append({"by": list(by), "text": text})
+        """Add a line to the board: a line break would let a post look like that of another."""
+        self._posts.append({"by": list(by), "text": " ".join(text.splitlines())})
 
     def cancel(self) -> None:
         """End all conversations at their next token."""
@@ -177,9 +177,10 @@ class Member:
             self.team.post(self.path, text)
             return "posted"
 
-        def read_board() -> str:
-            """All lines of the board of the team."""
-            return "\n".join(f"{'.'.join(map(str, one['by']))}: {one['text']}" for one in self.team.board)
+        def read_board(start: int = 0) -> str:
+            """How many lines the board of the team has, and those from number start on."""
+            lines = [f"{'.'.join(map(str, one['by']))}: {one['text']}" for one in self.team.board]
+            return "\n".join([f"lines on the board: {len(lines)}; from {start} on:", *lines[start:]])
 
         own = [tool.of(post), tool.of(read_board)]
         if self.manages:
@@ -343,9 +344,10 @@ def ask(
 ) -> dict[str, Any]:
     """As `run`, with a function that writes the turns as text (`agents.agent.Turn`), such as a server's or a script.
 
-    Sub-agents run in threads. Their tokens are not known: `TOKEN` characters count as one. A turn that is not written
-    when the time of the team is over is left behind in its thread. An error of `turn` ends that conversation alone, and
-    its manager reads why; before the first turn of all, it is raised.
+    Sub-agents run in threads. Their tokens are not known: `TOKEN` characters count as one, and a turn counts no more
+    than what is left of the budget. A turn that is not written when the time of the team is over is left behind in its
+    thread. An error of `turn` ends that conversation alone, and its manager reads why; before the first turn of all, it
+    is raised.
     """
 
     def hold(row: Dialogue) -> None:
@@ -365,10 +367,10 @@ def ask(
             if text is None:
                 continue
             tokens = -(-len(text) // TOKEN)
+            over, tokens = tokens > member.tokens_left, min(tokens, member.tokens_left)
             row.turns, row.sampled = row.turns + 1, row.sampled + tokens
             row.messages.append({"role": "assistant", "content": text, "tokens": tokens})
-            over = tokens > member.tokens_left
-            member.spend(min(tokens, member.tokens_left))
+            member.spend(tokens)
             if over:
                 row.cut = True
                 return

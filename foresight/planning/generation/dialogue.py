@@ -228,7 +228,7 @@ def document(row: Dialogue) -> dict[str, Any]:
         "path": list(row.path),
         "messages": row.messages,
         "tokens": row.sampled,
-        "read": len(row.prompt) + len(row.tokens) - row.sampled,
+        "read": len(row.prompt) + len(row.tokens) - row.sampled if row.prompt else None,  # None: text of a server
         "ended": row.over,
         "parts": _parts(row),
         "members": [document(one) for one in row.members],
