@@ -44,7 +44,7 @@ def make(
     turns: int | None = None,
     tool_seconds: float = tool.SECONDS,
     episode_seconds: float = math.inf,
-    without: Sequence[str] = (),
+    without: str | Sequence[str] = (),
     rewards: dict[str, float] | None = None,
     **options: Any,
 ) -> TextTask:
@@ -74,6 +74,9 @@ def make(
         if option not in valid:
             known = ", ".join((*valid, "held_out", "turns", "tool_seconds", "episode_seconds", "without", "rewards"))
             raise UserError(f"'{name}' has no option '{option}'. Options: {known}")
+    without = [without] if isinstance(without, str) else without
+    if not isinstance(without, list | tuple):
+        raise UserError(f"without must be names of tools, such as [calculate], not {without!r}.")
     weights = {} if rewards is None else dict(composite.parse_weights(rewards, "{outcome: 1, process: -0.1}"))
     for part in weights:
         if part not in PARTS:

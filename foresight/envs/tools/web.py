@@ -82,6 +82,8 @@ def _line(number: int, one: Element) -> str:
 
 def pages(names: str) -> tuple[str, ...]:
     """The pages that `names` lists, joined by `+`: of pages and of `SETS`. Raises UserError for an unknown name."""
+    if not isinstance(names, str):
+        raise UserError(f"pages must be names joined by +, such as click-tab+click-link, not {names!r}.")
     found: list[str] = []
     for name in names.split("+"):
         if name not in SETS and name not in browser.tasks():

@@ -96,6 +96,7 @@ def test_a_tool_that_is_left_out_is_neither_offered_nor_run() -> None:
     episode = task.episode(task.test[0])
     assert episode.messages()[0] == {"role": "system", "content": "Answer with one number."}
     assert "no tool 'calculate'" in episode.turn(tool.write("calculate", expression="2*2")).message["content"]
+    assert make_env("calculator", "text", size=200, without="calculate").episode(task.test[0]).tools == []
     kept = make_env("orders", "text", size=200, without=["add_note"])
     prompt = kept.episode(kept.test[0]).messages()[0]["content"]
     assert "find_order" in prompt and "add_note" not in prompt
@@ -132,7 +133,7 @@ def test_the_desk_grades_the_end_state_and_not_the_words() -> None:
     assert late.parts()["outcome"] == 0  # it was looked up after the decision
 
 
-def test_the_desk_begins_each_episode_anew() -> None:
+def test_the_desk_resets_what_was_looked_up() -> None:
     order = {"owner": "Ann", "state": "delivered", "days": 3, "final": False}
     row = {"number": 17, "order": order, "customer": "Ann", "wish": "return", "reason": "broken"}
     desk = orders.Orders()
@@ -213,6 +214,8 @@ def test_an_environment_of_a_user(tmp_path: Path) -> None:
         ("calculator", {"rewards": {"correct": 1}}, "Unknown part of a reward 'correct'.*outcome, process, time"),
         ("calculator", {"rewards": "outcome"}, "give each part its weight, as in rewards={outcome: 1, process: -0.1}"),
         ("calculator", {"without": ["calculator"]}, "calculate"),
+        ("calculator", {"without": 3}, "without must be names of tools, such as .calculate., not 3"),
+        ("miniwob", {"pages": 3}, "pages must be names joined by .*, not 3"),
     ],
 )
 def test_mistakes_get_a_sentence(
