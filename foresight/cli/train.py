@@ -103,7 +103,9 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
     switches = [key for key, kind in hints.items() if kind == "bool"] + ["keep_optimizer", "record", "json"]
     given = fields.explicit(args, [*hints, *common], switches)
     args = fields.whole_numbers(args, [key for key, kind in hints.items() if kind.startswith("int")])
-    shape = dataclasses.make_dataclass("train", [("run", Options), (entry.name, config)])
+    # The heading in help is the algorithm's name, which may be no name of a field: of my-q.py, class.py or run.py.
+    named = Annotated[config, tyro.conf.arg(name=entry.name)]  # type: ignore[valid-type]
+    shape = dataclasses.make_dataclass("train", [("run", Options), ("algorithm", named)])
     parsed: Any = tyro.cli(
         shape,
         args=args,
@@ -112,7 +114,7 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
         default=shape(Options(), _defaults(name, args)),  # so that help shows the preset's values
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    values = flatten(getattr(parsed, entry.name))
+    values = flatten(parsed.algorithm)
     return parsed.run, {key: values[key] for key in hints if key in given}
 
 

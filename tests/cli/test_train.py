@@ -14,6 +14,7 @@ from foresight.cli import fields
 from foresight.cli.train import parse
 from foresight.envs.make import make
 from foresight.errors import UserError
+from foresight.runtime import catalog
 
 
 def test_only_what_was_given_is_passed_on(push: Path) -> None:
@@ -40,6 +41,16 @@ def test_a_default_that_is_given_counts_as_given(push: Path) -> None:
 )
 def test_values_are_parsed_from_their_usual_spellings(push: Path, words: list[str], field: str, value: object) -> None:
     assert parse("push.py", words)[1] == {field: value}
+
+
+@pytest.mark.parametrize("file", ["my-q.py", "2nd.py", "class.py", "run.py"])
+def test_a_file_may_have_a_name_that_no_field_has(file: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / file
+    path.write_text(catalog.entry("q_learning").path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert parse(str(path), ["--gamma", "0.5"])[1] == {"gamma": 0.5}
+    with pytest.raises(SystemExit):
+        parse(str(path), ["--help"])
+    assert f" {path.stem} options " in capsys.readouterr().out
 
 
 def test_env_options_are_typed() -> None:
