@@ -97,15 +97,19 @@ def _page(index: Path) -> None:
 
 def _bands(library: Library, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The intervals of runs of the same algorithm and environment: `runs`, and `metrics` by name, over steps."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        groups.setdefault((row["algorithm"], str(row["env"])), []).append(row["id"])
-    for (algorithm, _), runs in groups.items():
-        entry = catalog.algorithms().get(algorithm)
+    from foresight.runtime.results import plot
+
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row, label in zip(rows, plot.labels([library.settings(row["id"]) for row in rows]), strict=True):
+        groups.setdefault(label, []).append(row)
+    for label, group in groups.items():
+        runs = [row["id"] for row in group]
+        entry = catalog.algorithms().get(group[0]["algorithm"])
         metrics = {}
         for metric in entry.metrics if entry is not None and 1 < len(runs) <= MOST_RUNS else ():
             with contextlib.suppress(UserError):
-                (metrics[metric],) = library.bands(runs, metric)
+                for band in library.bands(runs, metric):
+                    metrics[metric] = {**band, "label": label}
         if metrics:
             yield {"runs": runs, "metrics": metrics}
 

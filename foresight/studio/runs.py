@@ -222,14 +222,19 @@ class Library:
             return {"run": run, "metric": metric, "x_axis": x, **columns.drawn[metric, x, points]}
 
     def bands(self, runs: Sequence[str], metric: str, x: str = "step") -> list[dict[str, Any]]:
-        """The interquartile mean and its 95% interval of runs of the same algorithm and environment."""
+        """The interquartile mean and its 95% interval of runs of the same algorithm and environment.
+
+        Runs that share no steps yet have none.
+        """
         from foresight.runtime.results import plot
 
         found = []
-        for band in plot.bands([self.path(run) for run in runs], metric, x):
-            if band.runs > 1:
-                arrays = {name: getattr(band, name).tolist() for name in ("steps", "middle", "low", "high")}
-                found.append({"label": band.label, "runs": band.runs, **arrays})
+        for label, group in plot.groups([self.path(run) for run in runs]).items():
+            with contextlib.suppress(UserError):
+                if len(group) > 1:
+                    band = plot.group_band(label, group, metric, x)
+                    arrays = {name: getattr(band, name).tolist() for name in ("steps", "middle", "low", "high")}
+                    found.append({"label": label, "runs": band.runs, **arrays})
         return found
 
     def samples(self, run: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 
 from foresight.errors import UserError
 from foresight.runtime.monitoring import log
-from foresight.studio import runs, samples
+from foresight.studio import export, runs, samples
 from foresight.studio.runs import Library, decimate, identity
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
@@ -245,6 +245,21 @@ def test_completions_are_searched_and_sorted(tmp_path: Path) -> None:
     assert [row["step"] for row in held_out["rows"]] == held_out["held_out_steps"] == [30]
     file.write_text(json.dumps({"step": 1}) + "\nbroken\n[3]\n" + '{"step": "x"}\n')
     assert library.samples(identity(run)) == [{"step": 1, "index": 0}]
+
+
+def test_intervals_are_of_runs_of_one_algorithm(tmp_path: Path) -> None:
+    """A user's file may have the name of an algorithm. Runs that share no steps yet leave the others their interval."""
+    fork = tmp_path / "fork" / "ppo.py"
+    for index, algorithm in enumerate(["ppo", "ppo", fork, fork, "a2c", "a2c"]):
+        late = 9 * (algorithm == "a2c" and index % 2)
+        logged = [{**row, "step": row["step"] + late} for row in rows(5)]
+        make(tmp_path / str(index), logged, config=f"algorithm: {algorithm}\nenv: CartPole-v1\nseed: {index}\n")
+    library = Library([tmp_path])
+    expected = {f"{name} on CartPole-v1": 2 for name in ("ppo", fork)}
+    found = library.bands([row["id"] for row in library.table()], "return")
+    assert {band["label"]: band["runs"] for band in found} == expected
+    kept = [one["metrics"]["return"] for one in export._bands(library, library.table())]
+    assert {band["label"]: band["runs"] for band in kept} == expected
 
 
 def test_settings_that_differ(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ Source: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Sta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,7 @@ def describe(run: str | Path) -> dict[str, Any]:
 def curve(run: str | Path, metric: str | None = None, x: str = "step") -> Curve:
     """The curve of one run over "step" or "seconds". Raises `UserError` if the metric was never logged."""
     facts, rows = describe(run), log.read(run)
-    names = list(dict.fromkeys(k for row in rows for k, v in row.items() if _is_number(v)))
-    valid = [name for name in names if name not in ("step", "seconds")]
-    if not valid:
-        raise UserError(f"The run '{run}' has not logged any metrics yet.")
+    valid = _logged(run, rows)
     name = metric or next((name for name in (*_shown(facts), *DEFAULTS) if name in valid), valid[0])
     if name not in valid:
         raise unknown("metric", name, valid)
@@ -81,11 +78,21 @@ def curve(run: str | Path, metric: str | None = None, x: str = "step") -> Curve:
     return Curve(label(facts) or Path(run).name, name, facts.get("seed"), steps, values)
 
 
-def label(facts: Mapping[str, Any]) -> str:
-    """The group of a run: algorithm and environment."""
-    name = Path(str(facts.get("algorithm", ""))).stem  # a user's algorithm is stored as its path
+def label(facts: Mapping[str, Any], whole: bool = False) -> str:
+    """Algorithm and environment of a run; `whole`: with the path of a user's algorithm, not its name alone."""
+    path = Path(str(facts.get("algorithm", "")))  # a user's algorithm is stored as its absolute path
+    here = Path.cwd()
+    name = str(path.relative_to(here) if path.is_relative_to(here) else path) if whole else path.stem
     env = facts.get("env")
     return f"{name} on {env}" if env else name
+
+
+def labels(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The group of each run: its algorithm and environment, with the paths of algorithms that have the same name."""
+    algorithms: dict[str, set[str]] = {}
+    for one in facts:
+        algorithms.setdefault(label(one), set()).add(str(one.get("algorithm", "")))
+    return [label(one, whole=len(algorithms[label(one)]) > 1) for one in facts]
 
 
 def iqm(values: Array, axis: int = 0) -> Array:
@@ -122,11 +129,19 @@ def interval(values: Array, resamples: int = 2000, seed: int = 0) -> tuple[Array
 
 
 def band(curves: Sequence[Curve], points: int = POINTS) -> Band:
-    """Resample runs to common steps (bin means), up to the end of the shortest: nothing is extrapolated."""
+    """Resample runs to common steps (bin means), up to the end of the shortest: nothing is extrapolated.
+
+    Raises `UserError` if they share no steps.
+    """
     start = max(float(c.steps[0]) for c in curves)
     stop = min(float(c.steps[-1]) for c in curves)
+    if stop < start:
+        raise UserError(
+            f"The runs of {curves[0].label} share no steps: one ends at {stop:g}, another begins at {start:g}. "
+            "Plot them one by one."
+        )
     count = min(points, max(len(c.steps) for c in curves))
-    if stop <= start or count < 2:
+    if stop == start or count < 2:
         steps = np.array([stop])
         values = np.array([[np.interp(stop, c.steps, c.values)] for c in curves])
     else:
@@ -138,11 +153,39 @@ def band(curves: Sequence[Curve], points: int = POINTS) -> Band:
 
 def bands(runs: Sequence[str | Path], metric: str | None = None, x: str = "step") -> list[Band]:
     """The bands of runs, grouped by algorithm and environment."""
-    groups: dict[str, list[Curve]] = {}
-    for run in runs:
-        one = curve(run, metric, x)
-        groups.setdefault(one.label, []).append(one)
-    return [band(group) for group in groups.values()]
+    return [group_band(name, group, metric, x) for name, group in groups(runs).items()]
+
+
+def groups(runs: Sequence[str | Path]) -> dict[str, list[str | Path]]:
+    """The runs by their `labels`."""
+    found: dict[str, list[str | Path]] = {}
+    for run, name in zip(runs, labels([describe(run) for run in runs]), strict=True):
+        found.setdefault(name or Path(run).name, []).append(run)
+    return found
+
+
+def group_band(name: str, runs: Sequence[str | Path], metric: str | None = None, x: str = "step") -> Band:
+    """The band of one group, called `name`, over one metric. Raises `UserError` if the runs have none in common."""
+    curves = [curve(run, metric, x) for run in runs]
+    if len({one.metric for one in curves}) > 1:
+        shared = _shared(name, runs)
+        curves = [curve(run, shared, x) for run in runs]
+    return band([replace(one, label=name) for one in curves])
+
+
+def _shared(name: str, runs: Sequence[str | Path]) -> str:
+    """The first metric shown of a group that all its runs logged. Raises `UserError` with a run that lacks it."""
+    logged = {run: _logged(run, log.read(run)) for run in runs}
+    known = {metric for names in logged.values() for metric in names}
+    shown = [metric for metric in (*_shown(describe(runs[0])), *DEFAULTS) if metric in known] or logged[runs[0]]
+    for metric in shown:
+        if all(metric in names for names in logged.values()):
+            return metric
+    lacks = next(run for run, names in logged.items() if shown[0] not in names)
+    raise UserError(
+        f"The run '{lacks}' has not logged '{shown[0]}', as others of {name} have. "
+        "Leave it out, or choose what all have logged with --metric."
+    )
 
 
 def draw(
@@ -198,6 +241,15 @@ def _binned(one: Curve, steps: Array) -> Array:
     sums = np.bincount(index[inside], weights=one.values[inside], minlength=len(steps))
     means = sums / np.maximum(counts, 1)
     return np.where(counts > 0, means, np.interp(steps, one.steps, one.values))
+
+
+def _logged(run: str | Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The metrics in the rows of a run. Raises `UserError` if there are none."""
+    names = dict.fromkeys(k for row in rows for k, v in row.items() if _is_number(v))
+    found = [name for name in names if name not in ("step", "seconds")]
+    if not found:
+        raise UserError(f"The run '{run}' has not logged any metrics yet.")
+    return found
 
 
 def _shown(facts: Mapping[str, Any]) -> tuple[str, ...]:

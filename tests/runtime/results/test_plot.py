@@ -7,20 +7,27 @@ import numpy as np
 import pytest
 
 from foresight.errors import UserError
+from foresight.runtime import catalog
 from foresight.runtime.results import plot
 
 
 def run(
-    directory: Path, values: list[float], seed: int = 0, env: str = "CartPole-v1", steps: list[int] | None = None
+    directory: Path,
+    values: list[float],
+    seed: int = 0,
+    env: str = "CartPole-v1",
+    steps: list[int] | None = None,
+    algorithm: str = "ppo",
+    metrics: tuple[str, ...] = ("return",),
 ) -> Path:
     directory.mkdir()
     rows = [
-        {"step": step, "seconds": step / 10, "return": value}
+        {"step": step, "seconds": step / 10, **dict.fromkeys(metrics, value)}
         for step, value in zip(steps or range(1, len(values) + 1), values, strict=True)
     ]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = {
-        "algorithm": "ppo",
+        "algorithm": algorithm,
         "env": env,
         "seed": seed,
         "baseline": {"metric": "return", "mean": 1.0, "std": 0.0, "n": 10},
@@ -80,6 +87,46 @@ def test_nothing_is_extrapolated_beyond_the_shortest_run(tmp_path: Path) -> None
 def test_environments_are_plotted_apart(tmp_path: Path) -> None:
     paths = [run(tmp_path / "a", [1.0, 2.0]), run(tmp_path / "b", [3.0, 4.0], env="Acrobot-v1")]
     assert [band.label for band in plot.bands(paths)] == ["ppo on CartPole-v1", "ppo on Acrobot-v1"]
+
+
+def test_a_fork_is_plotted_apart_from_its_original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, other = str(tmp_path / "fork" / "ppo.py"), str(tmp_path.parent / "ppo.py")
+    of = {"a": "ppo", "b": "ppo", "c": fork, "d": other, "e": str(tmp_path / "mine.py")}
+    paths = [run(tmp_path / name, [1.0, 2.0], algorithm=algorithm) for name, algorithm in of.items()]
+    monkeypatch.chdir(tmp_path)
+    assert [(band.label, band.runs) for band in plot.bands(paths)] == [
+        ("ppo on CartPole-v1", 2),
+        (f"{Path('fork', 'ppo.py')} on CartPole-v1", 1),
+        (f"{other} on CartPole-v1", 1),
+        ("mine on CartPole-v1", 1),
+    ]
+    assert [band.label for band in plot.bands(paths[2:3])] == ["ppo on CartPole-v1"]  # alone, it has its own name
+
+
+def test_runs_of_a_group_are_averaged_over_one_metric(tmp_path: Path) -> None:
+    """The run that never logged a return once added its losses to the returns of the others."""
+    shown = catalog.entry("ppo").metrics
+    assert shown[0] == "return"
+    both = run(tmp_path / "both", [1.0, 2.0], metrics=("return", shown[1]))
+    less = run(tmp_path / "less", [3.0, 4.0], seed=1, metrics=(shown[1],))
+    none = run(tmp_path / "none", [5.0, 6.0], seed=2)
+    assert [band.metric for band in plot.bands([both, less])] == [shown[1]]
+    assert [band.metric for band in plot.bands([both, none])] == ["return"]
+    with pytest.raises(UserError) as caught:
+        plot.bands([none, less])
+    assert str(caught.value) == (
+        f"The run '{less}' has not logged 'return', as others of ppo on CartPole-v1 have. "
+        "Leave it out, or choose what all have logged with --metric."
+    )
+
+
+def test_runs_that_share_no_steps_have_no_mean(tmp_path: Path) -> None:
+    early = run(tmp_path / "a", [1.0, 2.0], steps=[1, 10])
+    late = run(tmp_path / "b", [3.0, 4.0], seed=1, steps=[11, 20])
+    with pytest.raises(UserError, match="ppo on CartPole-v1 share no steps: one ends at 10, another begins at 11"):
+        plot.bands([early, late])
+    (band,) = plot.bands([early, run(tmp_path / "c", [4.0, 9.0], seed=2, steps=[10, 20])])
+    assert band.steps.tolist() == [10] and band.middle.tolist() == [3.0]  # one shared step
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
