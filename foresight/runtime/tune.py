@@ -22,6 +22,7 @@ from foresight.training.options import field_types
 
 STUDY, BEST = "study.db", "best.yaml"
 WARM_UP = 5  # trials that are never pruned
+SHARED = ("seed", "steps")  # fields that are options of the search
 REPORTS = 20  # intermediate values of a trial that the pruner sees
 # The default search space: choices by the name of the field, otherwise a range around its default.
 CHOICES: dict[str, list[Any]] = {
@@ -256,10 +257,10 @@ def search_space(
     else:
         hints = field_types(catalog.config_class(name))
         guesses = {field: _guess(field, value, hints[field]) for field, value in effects.used({}, config).items()}
-        space = {field: guess for field, guess in guesses.items() if guess is not None}
+        scored_by = kinds.get(catalog.entry(name).kind).scored_by
+        space = {field: guess for field, guess in guesses.items() if guess is not None and field not in scored_by}
     for field in only:
-        if field not in config:
-            raise unknown(f"field of {name}", field, config)
+        _require_searchable(name, field, config)
         if field not in space:
             raise UserError(
                 f"There is no default range for '{field}'. Write one into a file and give it with --ranges."
@@ -270,9 +271,21 @@ def search_space(
     return chosen
 
 
-def _range(name: str, field: str, given: Any, config: Mapping[str, Any]) -> Range:
+def _require_searchable(name: str, field: str, config: Mapping[str, Any]) -> None:
+    """Raise UserError for a field that does not exist, or whose values have scores that cannot be compared."""
     if field not in config:
         raise unknown(f"field of {name}", field, config)
+    if field in SHARED:
+        raise UserError(f"'{field}' is not searched: all trials share --{field}. Leave it out of the search.")
+    if field in kinds.get(catalog.entry(name).kind).scored_by:
+        raise UserError(
+            f"'{field}' is not searched: each run of {name} is scored with its own, so that scores of different ones "
+            "cannot be compared. Leave it out of the search."
+        )
+
+
+def _range(name: str, field: str, given: Any, config: Mapping[str, Any]) -> Range:
+    _require_searchable(name, field, config)
     if isinstance(given, list) and given:
         for value in given:
             config_fields.coerce(name, {field: value})

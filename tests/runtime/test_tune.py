@@ -209,6 +209,19 @@ def test_ranges_from_the_fields_themselves() -> None:
     assert "dynamics_coef" in searched and "redundancy_coef" not in searched  # that is for a model without a decoder
 
 
+def test_a_field_that_defines_the_score_is_not_searched(tmp_path: Path) -> None:
+    """The value of a policy is larger with a larger gamma, whatever was learned."""
+    config = config_fields.fields("soft_value_iteration", {})
+    assert list(tune.search_space("soft_value_iteration", config)) == ["entropy_temperature"]
+    with pytest.raises(UserError, match="q_learning has no default ranges"):
+        tune.search_space("q_learning", config_fields.fields("q_learning", {}))
+    file = tmp_path / "ranges.yaml"
+    file.write_text("alpha: [0.1, 0.5]\ngamma: [0.9, 0.99]\n")
+    for given in {"ranges": file}, {"only": ["gamma"]}:
+        with pytest.raises(UserError, match="'gamma' is not searched: each run of q_learning is scored with its own"):
+            tune.search_space("q_learning", config_fields.fields("q_learning", {}), **given)
+
+
 def test_a_trial_is_without_fields_that_it_turns_off(
     tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]
 ) -> None:
@@ -227,6 +240,9 @@ MISTAKES = [
     ({"trials": 0}, "", "--trials must be at least 1"),
     ({"only": ["learning_rat"]}, "gamma: [0.9]", "Did you mean 'learning_rate'"),
     ({"only": ["learning_rate"]}, "gamma: [0.9]", "no default range for 'learning_rate'"),
+    ({}, "seed: [1, 2]", "'seed' is not searched: all trials share --seed"),
+    ({}, "steps: [100, 200]", "'steps' is not searched: all trials share --steps"),
+    ({"only": ["seed"]}, "gamma: [0.9]", "'seed' is not searched"),
     ({}, "gama: [0.9]", "Did you mean 'gamma'"),
     ({}, "gamma: 0.9", "range of 'gamma' must be a list, or low, high"),
     ({}, "gamma: {low: 0.9, high: 0.1}", "low below high"),

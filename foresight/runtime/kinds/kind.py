@@ -52,6 +52,7 @@ class Kind(Generic[Environment]):
     actors: bool = False  # whether actors may collect in separate processes
     large_optimizers: bool = False  # whether only the newest checkpoint of a run has moments, and an ended run none
     replicas: bool = False  # under torchrun: each process trains a replica in its own envs; else all share one batch
+    scored_by: tuple[str, ...] = ()  # Config fields that define the score: with other values it is not comparable
     gpu: bool = True  # whether `--device auto` picks a GPU
     resolve_name: Callable[[str, Entry], tuple[str | None, str]] = _as_given  # -> (another kind or None, name)
 

@@ -70,6 +70,7 @@ def _act(agent: Agent, obs: Any, explore: bool) -> Any:
 KIND = Kind(
     episodes=1,
     gpu=False,
+    scored_by=("gamma", "policy"),
     training_env=make_env,
     single_env=lambda settings, render: make_env(settings),
     profile=_profile,
