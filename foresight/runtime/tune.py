@@ -123,7 +123,7 @@ def tune(
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _require_search(path, label, optuna)
         study = optuna.create_study(
-            storage=f"sqlite:///{path / STUDY}", study_name=label, direction="maximize", load_if_exists=True,
+            storage=_address(path / STUDY), study_name=label, direction="maximize", load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP) if prune else optuna.pruners.NopPruner(),
         )  # fmt: skip
         _require_same(study, path, "steps", resolved.config.get("steps"), "{:,} steps each")
@@ -202,11 +202,18 @@ def _storage(file: Path) -> Iterator[None]:
         ) from error
 
 
+def _address(file: Path) -> str:
+    """The database as Optuna takes it: `?` in a path would begin the options of the connection."""
+    import sqlalchemy
+
+    return sqlalchemy.URL.create("sqlite", database=str(file)).render_as_string()
+
+
 def _require_search(path: Path, label: str, optuna: Any) -> None:
     """Raise UserError if `path` holds another search: the trials of both would have the same directories."""
     if not (path / STUDY).is_file():
         return
-    names = optuna.get_all_study_names(storage=f"sqlite:///{path / STUDY}")
+    names = optuna.get_all_study_names(storage=_address(path / STUDY))
     if names and label not in names:
         raise UserError(f"{path} holds the search {names[0]}, and this one is {label}. Choose another --out.")
 

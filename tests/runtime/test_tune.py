@@ -64,6 +64,17 @@ def test_it_finds_the_best_and_resumes(tmp_path: Path, ranges: Path, trained: li
     assert {call["steps"] for call in trained} == {1000} and {call["seed"] for call in trained} == {0}
 
 
+def test_any_folder_holds_a_search(
+    tmp_path: Path, ranges: Path, trained: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out in Path("lr?gamma=1"), tmp_path / "100% {best} #1?":
+        for count in (1, 2):
+            tune.tune("ppo", env="CartPole-v1", trials=count, out=out, ranges=ranges)
+        assert (out / tune.STUDY).is_file()
+    assert len(trained) == 4 and not (tmp_path / "lr").exists()
+
+
 def test_budgets_are_not_mixed(tmp_path: Path, ranges: Path, trained: list[dict[str, Any]]) -> None:
     """A return after 1,000 steps is not comparable with one after 2,000; those of the preset are a budget too."""
     _tune(tmp_path, ranges, 2, steps=1000)
