@@ -51,6 +51,7 @@ class Progress:
         self._samples: list[Mapping[str, Any]] = []
         self._notes: deque[str] = deque(maxlen=3)
         self._clock: deque[tuple[float, int]] = deque(maxlen=64)
+        self._newest = (0.0, 0)  # `_clock` has an entry each quarter of a second, and a run may end between two
         self._began = self._last_line = self._paused_at = 0.0
         self._paused = ""
 
@@ -63,7 +64,8 @@ class Progress:
         """Start the display; a resumed run starts at `step`."""
         self._step = self._first = step
         self._began = time.perf_counter()
-        self._clock.append((self._began, step))
+        self._newest = (self._began, step)
+        self._clock.append(self._newest)
         if self._quiet:
             return
         if self.console.is_terminal and not self.console.is_dumb_terminal and not self.console.is_jupyter:
@@ -76,8 +78,9 @@ class Progress:
         """Record a step and its metrics. This is cheap: on a terminal nothing is drawn here."""
         now = time.perf_counter()
         self._step = step
+        self._newest = (now, step)
         if not self._clock or now - self._clock[-1][0] > 0.25:
-            self._clock.append((now, step))
+            self._clock.append(self._newest)
         for key, value in (metrics or {}).items():
             if key == "samples":
                 self._samples = list(value) or self._samples
@@ -108,6 +111,7 @@ class Progress:
         elif self._paused and not text:  # the pause does not count as slow training
             pause = time.perf_counter() - self._paused_at
             self._clock = deque(((then + pause, step) for then, step in self._clock), maxlen=self._clock.maxlen)
+            self._newest = (self._newest[0] + pause, self._newest[1])
         self._paused = text
 
     def close(self) -> None:
@@ -130,7 +134,7 @@ class Progress:
     @property
     def speed(self) -> float:
         """`unit` per second over about the last 15 seconds; 0 before there are two measurements."""
-        first, last = (self._clock[0], self._clock[-1]) if self._clock else ((0.0, 0), (0.0, 0))
+        first, last = self._clock[0] if self._clock else self._newest, self._newest
         return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else 0.0
 
     def line(self, ended: bool = False) -> str:

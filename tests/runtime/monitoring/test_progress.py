@@ -72,6 +72,24 @@ def test_quiet_is_silent() -> None:
     assert out.getvalue() == ""
 
 
+def test_the_last_line_has_the_speed_up_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step came after 0.6 seconds and the other 66 in 0.2, which the last entry of the clock did not see."""
+    now = [100.0]
+    monkeypatch.setattr("foresight.runtime.monitoring.progress.time.perf_counter", lambda: now[0])
+    console, out = plain()
+    progress = Progress("p", 67, "sweeps", console=console)
+    progress.start()
+    for step in range(1, 68):
+        now[0] = 100.6 + 0.2 * (step - 1) / 66
+        progress.update(step)
+    progress.status("evaluating")
+    now[0] += 40
+    progress.status("")
+    assert progress.speed == pytest.approx(67 / 0.8)
+    progress.close()
+    assert out.getvalue().splitlines()[-1].startswith("67 sweeps  83.75 sweeps/s")
+
+
 def test_speed_counts_from_where_a_resumed_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("foresight.runtime.monitoring.progress.time.perf_counter", lambda: now[0])
