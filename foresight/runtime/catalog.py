@@ -40,6 +40,7 @@ EXAMPLES = {
     "KIND": 'KIND = "control"', "UNIT": 'UNIT = "env steps"', "METRICS": 'METRICS = ("return", "loss")',
     "GAMES": "GAMES = True", "ATTENDS": "ATTENDS = True",
 }  # fmt: skip
+FUNCTIONS = ("build", "act", "train")  # of every algorithm
 HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MULTILINE)
 
 
@@ -139,7 +140,7 @@ def entry(name: str) -> Entry:
 
 
 def module(name: str) -> Algorithm:
-    """The algorithm's module (this imports torch)."""
+    """The algorithm's module (this imports torch). Raises UserError for a user's file without one of `FUNCTIONS`."""
     found = entry(name)
     if found.path.is_relative_to(ROOT):
         return cast(Algorithm, importlib.import_module(f"foresight.algorithms.{found.family}.{found.name}"))
@@ -154,6 +155,12 @@ def module(name: str) -> Algorithm:
     _parse(read_source(found.path), found.path)  # raises a sentence
     sys.modules[alias] = loaded  # before it runs: dataclasses look up their module
     spec.loader.exec_module(loaded)
+    if missing := [part for part in FUNCTIONS if not callable(getattr(loaded, part, None))]:
+        del sys.modules[alias]
+        raise UserError(
+            f"{found.path} has no function {', '.join(missing)}. "
+            "An algorithm file defines KIND, Config, build, act and train."
+        )
     return cast(Algorithm, loaded)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from foresight.cli import fields
 from foresight.errors import UserError
-from foresight.runtime import catalog
+from foresight.runtime import catalog, run
 from foresight.runtime.config import config_fields, resolve
 from foresight.training.options import flatten
 
@@ -72,6 +72,7 @@ METRICS = ("return",)
 class Config:
     steps: int = 3  # env steps
 '''
+PARTS = "\nbuild = act = train = lambda *args: None\n"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +99,21 @@ def test_a_mistake_in_an_own_file_is_named_with_its_line(tmp_path: Path, source:
         assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("missing", [["act"], ["train"], ["build", "act"]])
+def test_an_own_file_without_its_functions_is_refused_before_training(tmp_path: Path, missing: list[str]) -> None:
+    own = tmp_path / "partial.py"
+    own.write_text(catalog.entry("q_learning").path.read_text(encoding="utf-8"), encoding="utf-8")
+    for name in missing:
+        own.write_text(own.read_text(encoding="utf-8").replace(f"def {name}(", f"def own_{name}("), encoding="utf-8")
+    for _ in range(2):  # it is not remembered as one that was loaded
+        with pytest.raises(UserError, match=rf"partial\.py has no function {', '.join(missing)}\. "):
+            run.train(str(own), env="GridWorld4x4", out=tmp_path / "out", show=False, steps=100)
+        assert not (tmp_path / "out").exists()
+
+
 def test_an_own_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     own = tmp_path / "marked.py"
-    own.write_text(SOURCE, encoding="utf-8-sig")
+    own.write_text(SOURCE + PARTS, encoding="utf-8-sig")
     assert catalog.entry(str(own)).title == "Own: does nothing." and catalog.module(str(own)).KIND == "control"
     assert [field.help for field in fields.describe(catalog.config_class(str(own)), own)] == ["env steps"]
 
@@ -131,7 +144,7 @@ def test_a_config_that_needs_its_module_is_imported_for_real(tmp_path: Path) -> 
     own.write_text(
         '"""NEEDY: needs a function for its defaults."""\nfrom __future__ import annotations\n'
         'from dataclasses import dataclass\nKIND = "text"\n\ndef half(x: int) -> int:\n    return x // 2\n\n'
-        "@dataclass(frozen=True)\nclass Config:\n    steps: int = half(8)\n"
+        "@dataclass(frozen=True)\nclass Config:\n    steps: int = half(8)\n" + PARTS
     )
     assert catalog.config_class(str(own))().steps == 4
 
