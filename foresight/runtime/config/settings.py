@@ -19,6 +19,7 @@ TYPES = {
     "algorithm": str, "kind": str, "env": str, "preset": str | None, "device": str,
     "evaluation.episodes": int | None, "evaluation.every": int | None,
 }  # fmt: skip
+OPTIONAL = {"ray": str | None, "completer": str | None, "staleness": int | None, "checkpoint_every": int | float | None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +184,8 @@ class Settings:
 
 def _check(document: dict[str, Any]) -> None:
     """Raise TypeError for a setting of the wrong type, and KeyError for one that is missing."""
-    for names, wanted in TYPES.items():
-        found = document
+    for names, wanted in {**TYPES, **OPTIONAL}.items():
+        found = {**dict.fromkeys(OPTIONAL), **document}
         *parts, last = names.split(".")
         for part in parts:
             found = found[part]

@@ -221,6 +221,8 @@ def test_alphazero_starts_at_the_latest_when_its_replay_is_full() -> None:
         (lambda text: text.replace(b"env: CartPole-v1", b"env:"), "env is None"),
         (lambda text: text + b"preset: 5\n", "preset is 5"),
         (lambda text: text + b"device: 5\n", "device is 5"),
+        (lambda text: text + b"checkpoint_every: soon\n", "checkpoint_every is 'soon'"),
+        (lambda text: text + b"staleness: 0.5\n", "staleness is 0.5"),
         (lambda text: text.replace(b"every: null", b"every: often"), "evaluation.every is 'often'"),
         (lambda text: b"? " * 30_000 + b"x", "maximum recursion depth exceeded"),  # libyaml would end the process
     ],
