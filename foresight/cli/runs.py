@@ -149,6 +149,8 @@ def export(
         fields.leave_out(export, {"quantize": quantize}, f"is for --format gguf, not for {format}")
     from foresight.runtime import export as exports
 
+    if out is not None:
+        exports.check_suffix(format, out)  # nothing is uploaded either
     written = None
     try:
         written = exports.export(run, format, out, checkpoint, quantize)

@@ -86,6 +86,8 @@ def export(
         return _gguf(Path(path), quantize, Path(path) / kind if out is None else Path(out), checkpoint)
     if kind in FOLDERS:
         return _folder(Path(path), kind, Path(path) / kind if out is None else Path(out), checkpoint)
+    if out is not None:
+        check_suffix(kind, out)
     found = run.Run(run.find(path))
     formats = kinds.get(found.settings.kind).exports
     if kind not in formats:  # before a whole language model is loaded
@@ -109,6 +111,17 @@ def export(
     finally:
         agent.close()
     return file
+
+
+def check_suffix(kind: str, out: str | Path) -> None:
+    """Raise UserError for a file `out` with the suffix of another format than `kind`."""
+    suffix = Path(out).suffix.lower()
+    for other, usual in SUFFIXES.items():
+        if kind in SUFFIXES and kind != other and suffix == usual:
+            raise UserError(
+                f"{out} would hold {kind}, and {usual} is the suffix of {other}: add --format {other}, or choose an "
+                f"--out that ends in {SUFFIXES[kind]}."
+            )
 
 
 def is_text(path: str | Path) -> bool:

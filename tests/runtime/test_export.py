@@ -195,6 +195,10 @@ def test_mistakes_are_named(tmp_path: Path):
         exporting.export(path, "onx")
     with pytest.raises(UserError, match="Cannot write"):
         exporting.export(path, out=tmp_path / "nowhere" / "policy.pt")
+    for kind, name, fix in ("torchscript", "p.onnx", "--format onnx"), ("onnx", "p.PT", "--format torchscript"):
+        with pytest.raises(UserError, match=f"would hold {kind}, and .* add {fix}, or choose an --out that ends in"):
+            exporting.export(path, kind, tmp_path / name)
+        assert not (tmp_path / name).exists()
     run.train("value_iteration", env="GridWorld4x4", out=tmp_path / "table", show=False)
     with pytest.raises(UserError, match=r"cannot be exported as torchscript. No format holds it\."):
         exporting.export(tmp_path / "table")
