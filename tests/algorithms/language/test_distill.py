@@ -204,3 +204,9 @@ def test_rows_of_prompts_only_are_enough(tmp_path):
     assert done.evaluation.metric == "reverse KL per token" and done.evaluation.n == 4
     assert 0 < done.evaluation.mean < done.summary["baseline"]["mean"]
     assert "reward" not in done.metrics()[0] and done.metrics()[0]["teacher_kl"] > 0
+
+
+def test_the_evaluation_does_not_depend_on_the_temperature_of_training():
+    """Hot distributions are close to each other: a search for hyperparameters would find the highest temperature."""
+    scores = [distill.assess(_rollout(temperature=heat)[0], [Example(one) for one in PROMPTS]) for heat in (0.5, 8.0)]
+    assert scores[0] == scores[1] and any(scores[0][1])
