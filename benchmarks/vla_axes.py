@@ -25,7 +25,7 @@ FILE = ROOT / "results" / "vla-axes.json"
 RUNS = ROOT / "runs" / "reproduce"
 SEED = 20_000_003
 EPISODES = 200
-NAMES = ("vla-BabyAI", "vla-BabyAI-weak", "ppo-BabyAI-VLA", "ppo-BabyAI-VLA-token", "episode_grpo-BabyAI")
+NAMES = ("vla-BabyAI", "vla-BabyAI-weak", "ppo-BabyAI-VLA", "episode_grpo-BabyAI")
 LEVELS = {
     "go": "BabyAI-GoToLocal-v0",
     "pick": "BabyAI-PickupDist-v0",

@@ -2,7 +2,7 @@
 
     ∇J(θ) = E_π[ Σ_t ψ_t ∇log π(a_t|s_t) ]
 
-in three forms of ψ, all with the same expectation and each with less variance than the one before:
+in three forms of ψ, with `weigh_time` all of the same expectation and each with less variance than the one before:
 
     trajectory      ψ_t = G_0                  the return of the whole episode
     reward_to_go    ψ_t = γᵗ G_t               an action cannot affect earlier rewards

@@ -3,7 +3,7 @@
     model, critics  minimize  Σ_t ρᵗ ( c_z ‖z_{t+1} - sg(h(s_{t+1}))‖² + c_r CE(R(z_t, a_t), r_t)
                                        + c_q CE(Q(z_t, a_t), y_t) )
                     where  z_0 = h(s_0),  z_{t+1} = d(z_t, a_t),  y_t = r_t + γ min Q⁻(h(s_{t+1}), π(h(s_{t+1})))§3.1
-    policy          maximize  Σ_t ρᵗ ( Q(z_t, π(z_t)) / max(1, S) + β H(π(·|z_t)) )                             §3.1
+    policy          maximize  Σ_t ρᵗ ( Q(z_t, π(z_t)) / max(1, S) + β dim(A) H(π(·|z_t)) )                      §3.1
     planning        maximize  Σ_{t<H} γᵗ R(z_t, a_t) + γᴴ Q(z_H, π(z_H))  over a_0 .. a_{H-1}, by MPPI          §3.2
 
 where S is the running range of Q between its 5th and 95th percentile, and Q⁻ a slow average of Q.
