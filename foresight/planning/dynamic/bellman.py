@@ -226,6 +226,7 @@ class Sweeps:
                 self._make_rows()
             self._policy = policy.clone()
             self._deadline.fill(-np.inf)
+        self._values = None  # if the call is interrupted, gaps and clock are those of other values
         from foresight.planning.dynamic import kernels
 
         found, count = kernels.improve(
@@ -251,6 +252,7 @@ class Sweeps:
             self._forget(values)
         if policy is not self._policy:
             self._gather(policy)
+        self._values = None  # if the call is interrupted, gaps and clock are those of other values
         from foresight.planning.dynamic import kernels
 
         found, count = kernels.evaluate(

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numba import njit
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from foresight.planning.dynamic import atomic
@@ -39,12 +38,15 @@ def _improve(
     policy: Ints, row_next: Ints, row_weight: Floats, row_reward: Floats, deadline: Floats, clock: float, margin: float,
     unroll: tuple[int, ...], stats: Floats,
 ) -> None:  # fmt: skip
-    """States `first` to `stop` of an optimality sweep; see `bellman.Sweeps` for the meaning of clock and deadline."""
+    """States `first` to `stop` of an optimality sweep; see `bellman.Sweeps` for the meaning of clock and deadline.
+
+    Without a `policy`, of an evaluation sweep: over the rows alone.
+    """
     actions = next_state.shape[1]
     outcomes = len(unroll) if len(unroll) > 0 else next_state.shape[2]
     low, high, switched = np.inf, -np.inf, 0.0
     for s in range(first, stop):
-        if clock < deadline[s]:  # the best action cannot have changed
+        if len(policy) == 0 or clock < deadline[s]:  # there is one action, or the best cannot have changed
             total = 0.0
             for k in range(outcomes):
                 total += row_weight[s, k] * values[row_next[s, k]]
@@ -161,13 +163,11 @@ def evaluate(
     threads: int, sweeps: int, tolerance: float, ends: bool, row_next: Ints, row_weight: Floats, row_reward: Floats,
     gamma: float, values: Floats, totals: Floats,
 ) -> tuple[Floats, int]:  # fmt: skip
-    """Evaluation sweeps over the table rows of the chosen actions, as `improve`: no gap between actions ever closes."""
-    never = as_strided(np.full(1, np.inf), values.shape, (0,))
+    """Evaluation sweeps over the table rows of the chosen actions, as `improve`."""
     rows = row_next, row_weight, row_reward
     tables = row_next[:, None], row_weight[:, None], row_reward[:, None]
-    return improve(
-        threads, sweeps, tolerance, ends, *tables, gamma, values, np.empty(0, np.int64), *rows, never, totals
-    )  # fmt: skip
+    none, gaps = np.empty(0, np.int64), np.empty(0)
+    return improve(threads, sweeps, tolerance, ends, *tables, gamma, values, none, *rows, gaps, totals)
 
 
 @functools.cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +130,39 @@ def test_sweeps_end_at_a_tolerance_and_soon_enough_to_be_interrupted(monkeypatch
     assert bellman.Sweeps(mdp, 0.9).improve(*start(mdp), 1_000, 1e-3)[2].sweeps == 10
     monkeypatch.setattr(kernels, "OUTCOMES", 1)
     assert bellman.Sweeps(mdp, 0.9).improve(*start(mdp), 1_000, 1e-3)[2].sweeps == 1
+
+
+@pytest.mark.parametrize("name", ["improve", "evaluate"])
+def test_an_interrupted_call_leaves_no_gaps_of_other_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mdp = small_mdp(8, 400, 4, 3)
+    machine = bellman.Sweeps(mdp, 0.99)
+    values, policy, _ = machine.improve(*start(mdp))
+    original = getattr(kernels, name)
+
+    def interrupted(*arguments: Any) -> None:
+        original(*arguments)
+        raise KeyboardInterrupt  # Python raises it when the call returns
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(machine, name)(values, policy, 1_000)
+    expected, chosen, _ = bellman.Sweeps(mdp, 0.99).improve(values, policy.clone())
+    found, actions, _ = machine.improve(values, policy)
+    assert torch.equal(found, expected) and torch.equal(actions, chosen)
+
+
+def test_a_policy_is_evaluated_where_changes_are_not_finite() -> None:
+    """Its actions are compared with no others, whatever the clock: an action that is not allowed has reward -inf."""
+    mdp = small_mdp(9, 300, 3, 3)
+    reward = mdp.reward.clone()
+    reward[::2, 0] = -torch.inf
+    machine = bellman.Sweeps(dataclasses.replace(mdp, reward=reward), 0.9)
+    values, policy = start(mdp)
+    for _ in range(4):
+        values, change_ = machine.evaluate(values, policy, 3)
+        assert change_.switched == 0
+    assert not torch.isfinite(values[::2]).any()
 
 
 def test_the_unrolled_and_the_general_loop_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
