@@ -142,7 +142,7 @@ def resume(
         keep: number of newest checkpoints to keep from now on; default: as the run was started.
         keep_optimizer: keep the moments of the optimizer in all checkpoints from now on, see foresight train.
         actors: a new number of actors.
-        ray: address of the Ray cluster for the actors; default: this machine.
+        ray: address of a new Ray cluster for the actors, or local for this machine; default: as the run was started.
         completer: URL of a new server that samples.
         record: record a video of the trained agent into the run's media/.
         log: also log to these services (wandb, trackio).

@@ -28,11 +28,18 @@ from foresight.runtime.checkpoints import checkpoint
 
 PREFIX = "hub:"
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# What an earlier push may have left, such as a checkpoint of more steps, which would be loaded instead.
+WRITTEN = (
+    "checkpoints/*", "config.yaml", "policy.pt", "policy.onnx", "config.json", "generation_config.json", "tokenizer*",
+    "chat_template.jinja", "adapter_config.json", "*.safetensors", "*.safetensors.index.json", "*.gguf",
+)  # fmt: skip
 LEFT_OUT = (torch.optim.Optimizer, Replay, Prioritized, Sequences)  # fields of a State that acting does not need
 
 
 def push(folder: Path, name: str) -> str:
     """Upload `folder` as the repository `name` ("OWNER/NAME"), which is made if it is missing; returns its address.
+
+    In a repository that is there already, it takes the place of an earlier export; other files stay.
 
     Raises UserError for a wrong name, without a login or the right to write, and where the hub cannot be reached.
     """
@@ -42,7 +49,9 @@ def push(folder: Path, name: str) -> str:
     with _explained(name):
         api = huggingface_hub.HfApi()
         address = api.create_repo(name, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="An export of foresight")
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="An export of foresight", delete_patterns=list(WRITTEN)
+        )
     return str(address)
 
 

@@ -203,7 +203,8 @@ def resume(
     if keep_optimizer:
         resolved = dataclasses.replace(resolved, keep_optimizer=True)
     if actors is not None or ray is not None:
-        resolved = dataclasses.replace(resolved, actors=resolved.actors if actors is None else actors, ray=ray)
+        count = resolved.actors if actors is None else actors
+        resolved = dataclasses.replace(resolved, actors=count, ray=ray or (resolved.ray if count else None))
     if completer is not None:
         resolved = dataclasses.replace(resolved, completer=completer)
     resolve.check_options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).mkdir(parents=True, exist_ok=exist_ok)
         return f"https://hub.example/{name}"
 
-    def upload(self: object, repo_id: str, folder_path: Path, commit_message: str) -> None:
+    def upload(self: object, repo_id: str, folder_path: Path, commit_message: str, delete_patterns: list[str]) -> None:
+        for file in sorted((folder / repo_id).rglob("*"), reverse=True):
+            name = file.relative_to(folder / repo_id).as_posix()
+            if file.is_file() and any(fnmatch.fnmatch(name, pattern) for pattern in delete_patterns):
+                file.unlink()
+            elif file.is_dir() and not any(file.iterdir()):  # which a repository does not have
+                file.rmdir()
         shutil.copytree(folder_path, folder / repo_id, dirs_exist_ok=True)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
@@ -58,6 +65,21 @@ def test_a_run_whose_policy_no_file_can_hold_is_pushed_without_one(
     assert [theirs.act(obs) for obs in range(16)] == [mine.act(obs) for obs in range(16)]
     with pytest.raises(UserError, match="cannot be exported"):
         runs.export(str(path))
+
+
+def test_a_second_push_takes_the_place_of_the_first(store: Path, tmp_path: Path) -> None:
+    """Also where the first had more steps and a file of the policy."""
+    (tmp_path / "policy.pt").write_bytes(b"exported")
+    for steps, file in ((512, tmp_path / "policy.pt"), (256, None)):
+        config = dataclasses.replace(SMALL, steps=steps)
+        out = tmp_path / str(steps)
+        path = run.train("dqn", env="CartPole-v1", out=out, show=False, evaluation_episodes=2, config=config).path
+        share(path, "ada/cart", file)
+        (store / "ada/cart/LICENSE").write_text("mine")
+    theirs = foresight.load("hub:ada/cart")
+    torch.testing.assert_close(theirs.state.network.state_dict(), foresight.load(path).state.network.state_dict())
+    assert theirs.step == 256 and not (store / "ada/cart/policy.pt").exists()
+    assert (store / "ada/cart/LICENSE").read_text() == "mine"
 
 
 def _untrained(original):

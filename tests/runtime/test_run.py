@@ -289,6 +289,24 @@ def test_a_resume_without_ray_for_its_actors_changes_nothing(tmp_path: Path, mon
     assert kept(run.path) == before
 
 
+def test_a_run_on_a_cluster_is_resumed_there_with_other_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = resolve.resolve("impala", env="CartPole-v1", actors=2, ray="10.0.0.1:6379")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings.document()))
+    found = []
+
+    class Session:
+        def __init__(self, path: Path, resolved: Any, *rest: Any) -> None:
+            found.append((resolved.actors, resolved.ray))
+
+        def run_locked(self) -> None:
+            pass
+
+    monkeypatch.setattr("foresight.runtime.session.Session", Session)
+    for options in ({}, {"actors": 4}, {"actors": 4, "ray": "local"}, {"actors": 0}):
+        foresight.resume(tmp_path, show=False, **options)
+    assert found == [(2, "10.0.0.1:6379"), (4, "10.0.0.1:6379"), (4, "local"), (0, None)]
+
+
 def test_a_resume_without_its_episodes_changes_nothing(tmp_path: Path) -> None:
     data = tmp_path / "episodes"
     assert main(["data", "episodes", "--env", "TwoRoutes-v0", "--episodes", "3", "--out", str(data)]) == 0

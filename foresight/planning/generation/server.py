@@ -92,6 +92,7 @@ class Server:
         self.tries, self.wait, self.patience, self.report = tries, wait, patience, report
         self._gone, self._lock, self._waited = threading.Event(), threading.Lock(), 0
         self._delivered: list[float] | None = None
+        self._lost, self._sending = 0, threading.Lock()  # connections that were lost; one thread sends weights
         self._shows_stop = False  # whether it was seen to return a stop text
         try:
             self.model = str(self._ask("/v1/models")["data"][0]["id"])
@@ -258,7 +259,7 @@ class Server:
         self._gone.clear()
         pool = ThreadPoolExecutor(min(CONCURRENCY, len(requests)))
         try:
-            replies = list(pool.map(lambda request: self._ask("/v1/completions", request), requests))
+            replies = list(pool.map(self._complete, requests))
         except BaseException:
             self._gone.set()  # the others stop retrying
             raise
@@ -266,6 +267,22 @@ class Server:
             pool.shutdown(cancel_futures=True)
         found = [choice for reply in replies for choice in self._choices(reply, group)]
         return self._ended(found, options.get("stop", ()))
+
+    def _complete(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One request. Repeated where a connection was lost meanwhile: a server that began anew has its own weights.
+
+        Of several processes none sends weights by itself.
+        """
+        path = "/v1/completions"
+        if self.weights is not None and distributed.processes() == 1:
+            for _ in range(self.tries):
+                with self._sending:
+                    self.deliver()
+                lost = self._lost
+                reply = self._ask(path, request)
+                if self._lost == lost:
+                    return reply
+        return self._ask(path, request)
 
     def _ended(self, found: Sequence[Choice], stops: Sequence[str]) -> list[Choice]:
         """The choices with the stop text of each, where the server reports or shows it.
@@ -350,6 +367,10 @@ class Server:
                 if error.code < 500 and error.code not in BUSY:
                     raise UserError(_refusal(self.root, path, error.code, reason)) from error
             except (OSError, http.client.HTTPException, ValueError) as error:
+                cause = getattr(error, "reason", error)
+                if isinstance(cause, ConnectionError | http.client.HTTPException):
+                    with self._lock:
+                        self._lost, self._delivered = self._lost + 1, None
                 reason = str(getattr(error, "reason", "")) or str(error) or type(error).__name__
             except TypeError as error:
                 raise UserError(f"{self.root}{path} does not answer with a JSON object.") from error

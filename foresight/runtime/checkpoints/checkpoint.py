@@ -49,7 +49,8 @@ def save(
     instant leaves the earlier checkpoints intact. Then all but the `keep` newest and the best are deleted.
     On a full disk (or quota) all but the newest and the best are deleted first, and the write is retried. `extra` (any
     tree of plain values and tensors) is returned by `restore`; `best`, a score, marks this checkpoint as the best.
-    Of several processes all must call it; the first writes, and gathers what is sharded over them.
+    Of several processes all must call it; the first writes, and gathers what is sharded over them, which all do once:
+    they do not retry, so old checkpoints are deleted before the write where the newest would not fit a second time.
 
     Raises UserError if the directory cannot be written or is full; earlier checkpoints are not lost.
     """
@@ -65,10 +66,14 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob(".draft-*"):
             shutil.rmtree(stale, ignore_errors=True)
+        alone, newest = distributed.processes() == 1, latest(folder)
+        if not alone and newest is not None and shutil.disk_usage(folder).free < _size(newest):
+            rotate(folder, 1)
+            chunks.sweep(folder)
         try:
             _write(draft, state, step, extra or {})
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(all_steps(folder)) < 2:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(all_steps(folder)) < 2 or not alone:
                 raise
             shutil.rmtree(draft, ignore_errors=True)  # it is not there if the disk had no room for the folder itself
             rotate(folder, 1)  # free space: the newest state matters more than old ones
@@ -89,6 +94,10 @@ def save(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return path
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
 def restore(

@@ -190,6 +190,18 @@ def test_weights_that_did_not_change_are_not_sent_again(stub, tmp_path):
     assert len(stub.loaded) == 2
 
 
+def test_a_server_that_began_anew_is_sent_the_weights_again(tmp_path):
+    """It dropped connections, and has the weights with which it was started."""
+    policy = _model(1)
+    with serve(Stub(_model(0))) as stub:
+        server = Server(stub.url, policy, tmp_path / "served", tries=3, wait=0.01)
+        for times in (1, 2):
+            batch = server(PROMPTS, 2, 6, 1.0, _seeded())
+            torch.testing.assert_close(batch.logprob[batch.mask], policy.logprob(batch)[0][batch.mask])
+            assert len(stub.loaded) == times
+            stub.model, stub.faults = _model(0), ["dead", "dead"]
+
+
 def test_a_server_that_cannot_load_weights_is_recognized(tmp_path):
     with serve(Stub(_model(), reloads=False)) as stub:
         server = Server(stub.url, _model(), tmp_path / "served", wait=0.01)
