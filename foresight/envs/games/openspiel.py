@@ -58,7 +58,8 @@ class Spiel:
             raise unknown("game", name, TITLES)
         try:
             self.spiel = spiel.load_game(name, options)
-        except spiel.SpielError as error:
+            start = self.spiel.new_initial_state()
+        except (spiel.SpielError, TypeError) as error:
             raise UserError(f"OpenSpiel cannot make {name} with {options}: {str(error).splitlines()[0]}") from error
         kind = self.spiel.get_type()
         wanted = (
@@ -66,9 +67,10 @@ class Spiel:
             (kind.information, spiel.GameType.Information.PERFECT_INFORMATION, "perfect information"),
             (kind.utility, spiel.GameType.Utility.ZERO_SUM, "a zero sum"),
             (kind.chance_mode, spiel.GameType.ChanceMode.DETERMINISTIC, "no chance"),
+            (start.is_chance_node(), False, "no chance"),  # an option may draw the start, which the type does not tell
             (self.spiel.num_players(), 2, "two players"),
         )
-        missing = [words for found, right, words in wanted if found != right]
+        missing = list(dict.fromkeys(words for found, right, words in wanted if found != right))
         if missing or not kind.provides_observation_tensor:
             raise UserError(
                 f"{name} is not a game of {', '.join(missing) or 'tensors'}. Supported are two-player zero-sum games "
@@ -80,7 +82,7 @@ class Spiel:
         inner = (int(np.prod(shape[:-2])), *shape[-2:]) if len(shape) >= 2 else (1, 1, *shape)
         self._inner: tuple[int, int, int] = tuple(int(x) for x in inner)  # type: ignore[assignment]
         self.shape = (self._inner[0] + 1, self._inner[1], self._inner[2])  # and a plane for the player to move
-        self._first = self.spiel.new_initial_state().current_player()  # in chess white is OpenSpiel's player 1
+        self._first = start.current_player()  # in chess white is OpenSpiel's player 1
         self.limit = max(abs(self.spiel.min_utility()), abs(self.spiel.max_utility()))
         self._states: dict[int, State] = {}
         self._next = 0

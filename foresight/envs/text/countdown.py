@@ -41,6 +41,8 @@ State = tuple[int, ...]  # the numbers left, sorted
 Formula = Any  # a Fraction, or (operation, left formula, right formula)
 _STEP = re.compile(r"(\d+)\s*([+*/-])\s*(\d+)\s*=\s*(\d+)")
 _EXPRESSION = re.compile(r"[\d(][\d\s()+*/.-]*[\d)]")
+_OPERATION = re.compile(r"[\d)]\s*[+*/-]\s*[\d(]")
+_SIGNS = str.maketrans({"\u2212": "-", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"})
 
 
 def solve(numbers: Sequence[int], target: int) -> Formula | None:
@@ -317,11 +319,15 @@ def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float
 
 
 def answer_of(completion: str) -> str:
-    """The text of a completion that is graded: after the last "!", else the last line with an expression or steps."""
-    before, mark, after = completion.rpartition(ANSWER)
+    """The text of a completion that is graded: after the last "!", else the last line with an expression or steps.
+
+    A line with an operation comes first: "So the answer is 24." may follow it.
+    """
+    before, mark, after = completion.translate(_SIGNS).rpartition(ANSWER)
     if mark and _EXPRESSION.search(after):
         return after.strip()
     lines = [line for line in (before or after).splitlines() if _EXPRESSION.search(line)]
+    lines = [line for line in lines if _OPERATION.search(line)] or lines
     return lines[-1].strip() if lines else ""
 
 

@@ -22,7 +22,13 @@ _WRITTEN = re.compile(  # a number in a text: its sign, thousands, decimals, wha
     r"(?<![\w./^])(?<!\^[-+\u2212{])(?<!\^\{[-+\u2212])[-+\u2212]?(?=\.?\d)"  # the exponent of ^ is no number
     r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d*)(?:\.\d+)?(?: ?/ ?\d+)?(?:[eE][-+]?\d+)?"
 )
-_LATEX = re.compile(r"(?<!\d)\\[dt]?frac\{([-+\u2212]?\d+)\}\{(\d+)\}")
+_REWRITTEN = [  # what LaTeX and hands write, as `_WRITTEN` reads it
+    (re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d{3})"), ","),  # 10{,}000, 10\,000 and 10,\!000
+    (re.compile(r"(?<!\d)\\[dt]?frac\{([-+\u2212]?\d+)\}\{(\d+)\}"), r"\1/\2"),
+    (re.compile(r"(?<!\d)\\[dt]?frac(\d)(\d)"), r"\1/\2"),
+    (re.compile(r"(?<=\d) ?(?:\\times|\\cdot|[*\u00d7\u00b7]) ?10\^(?:\{([-+]?\d+)\}|([-+]?\d+))"), r"e\1\2"),
+    (re.compile(r"((?:^|[=({$:])\s*[-\u2212])\s+(?=\.?\d)"), r"\1"),  # x = - 5, and not 10 - 3
+]
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
@@ -67,8 +73,8 @@ def canonical(answer: str) -> str:
 def last_number(text: str) -> str:
     """The last number in a text, as it is written: "-1,000", "0.5", "3/4" or "2e5"; "" if there is none.
 
-    A fraction of LaTeX is written with a slash, and its thousands, "10{,}000", with a comma. Exponents, as in cm^2, are
-    no numbers of their own.
+    A fraction of LaTeX is written with a slash, its thousands, "10{,}000", with a comma, and powers of ten, "3 * 10^5",
+    as "3e5". Other exponents, as in cm^2, are no numbers of their own.
     """
     found = _WRITTEN.findall(_plain(text))
     return str(found[-1]) if found else ""
@@ -80,4 +86,6 @@ def is_number(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    return _LATEX.sub(r"\1/\2", text.replace("{,}", ","))
+    for pattern, plain in _REWRITTEN:
+        text = pattern.sub(plain, text)
+    return text

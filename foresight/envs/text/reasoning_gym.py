@@ -47,15 +47,19 @@ def reasoning_gym(
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"reasoning-gym cannot make '{name}' with {options}: {error}") from error
 
+    def score(example: Example, completion: str) -> float:
+        try:
+            return float(dataset.score_answer(_answer_of(completion, str(example.answer)), example.columns["entry"]))
+        except Exception:  # scorers parse an answer without checks: they cannot read this one
+            return 0.0
+
     def grade(examples: Sequence[Example], completions: Sequence[str]) -> list[float]:
-        scores = [
-            float(dataset.score_answer(_answer_of(c, str(e.answer)), entry=e.columns["entry"]))
-            for e, c in zip(examples, completions, strict=True)
-        ]
+        scores = [score(e, c) for e, c in zip(examples, completions, strict=True)]
         return [float(score >= 1) for score in scores] if exact else scores
 
     entries = [dataset[i] for i in range(size + held_out)]
-    examples = [Example(entry["question"], str(entry["answer"]), {"entry": entry}) for entry in entries]
+    gold = [None if entry["answer"] is None else str(entry["answer"]) for entry in entries]  # None: there are many
+    examples = [Example(one["question"], answer, {"entry": one}) for one, answer in zip(entries, gold, strict=True)]
     metric, test = "accuracy" if exact else "score", examples[:held_out]
     asked = {example.prompt for example in test}
     train = [example for example in examples[held_out:] if example.prompt not in asked]

@@ -160,6 +160,8 @@ def test_an_illegal_move_lists_the_legal_ones() -> None:
     [
         ("kuhn_poker", {}, "two-player zero-sum games with perfect information"),
         ("backgammon", {}, "is not a game of no chance"),
+        ("chess", {"chess960": True}, "is not a game of no chance"),
+        ("go", {"handicap": 2, "rules": "openspiel", "size": 9}, "OpenSpiel cannot make go"),
         ("connect_fuor", {}, "Did you mean 'connect_four'"),
         ("go", {"size": 1}, "size must be a whole number from 2 to 19"),
         ("chess", {"size": 9}, "chess has no option 'size'"),

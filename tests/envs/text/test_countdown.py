@@ -99,6 +99,17 @@ def test_words_before_an_expression_and_its_result_after_it_are_read():
         assert countdown.grade([example] * len(answers), answers) == [grade] * len(answers)
 
 
+def test_a_sentence_after_an_expression_and_other_signs_are_read():
+    example = Example("", None, {"numbers": [3, 3, 8, 8], "target": 24})
+    right = [
+        "8/(3-8/3) = 24\n\nSo the answer is 24.",
+        "8/(3-8/3)\nIt uses 3, 3, 8 and 8 once each, and makes 24.",
+        "8\u00f7(3\u22128\u00f73)",
+    ]
+    wrong = ["8/(3-8/3) = 24\nSo the answer is (8+8)*3", "So the answer is 24."]
+    assert countdown.grade([example] * 5, [*right, *wrong]) == [1, 1, 1, 0, 0]
+
+
 def test_a_search_has_at_least_three_numbers():
     with pytest.raises(UserError, match="A search has 3 or 4 numbers, not 2"):
         countdown.countdown(numbers=2, traces="search")

@@ -124,6 +124,19 @@ def test_any_reasoning_gym_task():
         text.make("reasoning_gym:chain_sum", min_terms=3, max_terms=2)
 
 
+@pytest.mark.parametrize(("name", "answer"), [("prime_factorization", "I do not know"), ("boxnet", "null")])
+def test_an_answer_that_a_scorer_of_reasoning_gym_cannot_read_is_wrong(name, answer):
+    task = text.make(f"reasoning_gym:{name}", size=20, held_out=3)
+    assert task.grade(task.test, [answer] * 3) == [0.0] * 3
+
+
+def test_tasks_of_reasoning_gym_with_many_right_answers_are_graded():
+    task = text.make("reasoning_gym:graph_color", size=6, held_out=3)
+    task.check()
+    right = [json.dumps(e.columns["entry"]["metadata"]["possible_answer"]) for e in task.test]
+    assert task.grade(task.test, right) == [1.0] * 3
+
+
 def test_generators_that_repeat_themselves_do_not_train_on_what_is_held_out():
     task = text.make("reasoning_gym:prime_factorization", size=300, max_value=60)
     asked, trained = ({e.prompt for e in examples} for examples in (task.test, task.train))
@@ -177,6 +190,13 @@ GRADES = [  # an answer, with right and wrong completions
     ("f(x)", ["It is f(x)."], ["g(x)"]),
     ("7", ["7"], ["7" * 5000]),
     ("...", ["..."], ["It", ""]),
+    ("-5", ["x = - 5", "$- 5$", "\u2212 5"], ["x = 5", "10 - 5"]),
+    ("3", ["10 - 7 = 3"], ["x = - 3"]),
+    ("10080", [r"10\,080", r"10,\!080", r"10{,}080"], ["80"]),
+    (r"10,\!080", ["10080"], ["80"]),
+    ("0.75", [r"\frac34", r"\dfrac34"], ["34"]),
+    ("300000", [r"3 \times 10^5", r"3 \cdot 10^{5}", "3*10^5", "3\u00d710^5"], ["3", "10", r"3 \times 10^4"]),
+    ("0.05", [r"5 \times 10^{-2}"], ["5", "10"]),
 ]
 
 
