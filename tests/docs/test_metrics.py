@@ -85,7 +85,7 @@ OFFLINE: dict[str, tuple[Spaces, Callable[[], Any]]] = {
 def environment(name: str, kind: str) -> Any:
     """A small one that the algorithm `name` of a `kind` trains in."""
     if kind == "text":
-        columns = {"completion": "3"} if name == "sft" else {"chosen": "3", "rejected": "aa"}
+        columns = {"completion": "3"} if name in ("sft", "pretrain") else {"chosen": "3", "rejected": "aa"}
         rows = [Example(f"{i}?", "3", {"prompt": f"{i}?", **columns}) for i in range(8)]
         return TextTask("t", rows, rows[:2], lambda _, answers: [float(len(set(x))) for x in answers])
     if kind != "control":

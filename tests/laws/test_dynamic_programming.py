@@ -40,8 +40,8 @@ def worst(original: Callable[..., Any]) -> Callable[..., Any]:
 def policy_stuck(original: Callable[..., Any]) -> Callable[..., Any]:
     """An improvement that leaves the policy as it was."""
 
-    def mutant(self: Any, values: torch.Tensor, policy: torch.Tensor) -> Any:
-        new, _, change = original(self, values, policy.clone())
+    def mutant(self: Any, values: torch.Tensor, policy: torch.Tensor, *limits: Any) -> Any:
+        new, _, change = original(self, values, policy.clone(), *limits)
         return new, policy, change
 
     return mutant

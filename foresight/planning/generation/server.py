@@ -269,7 +269,7 @@ class Server:
         return self._ended(found, options.get("stop", ()))
 
     def _complete(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request. Repeated where a connection was lost meanwhile: a server that began anew has its own weights.
+        """One request. Repeated where a connection was lost meanwhile: a restarted server has its own weights.
 
         Of several processes none sends weights by itself.
         """

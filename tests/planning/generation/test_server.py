@@ -190,7 +190,7 @@ def test_weights_that_did_not_change_are_not_sent_again(stub, tmp_path):
     assert len(stub.loaded) == 2
 
 
-def test_a_server_that_began_anew_is_sent_the_weights_again(tmp_path):
+def test_a_restarted_server_is_sent_the_weights_again(tmp_path):
     """It dropped connections, and has the weights with which it was started."""
     policy = _model(1)
     with serve(Stub(_model(0))) as stub:
