@@ -199,7 +199,7 @@ def test_a_restarted_server_is_sent_the_weights_again(tmp_path):
             batch = server(PROMPTS, 2, 6, 1.0, _seeded())
             torch.testing.assert_close(batch.logprob[batch.mask], policy.logprob(batch)[0][batch.mask])
             assert len(stub.loaded) == times
-            stub.model, stub.faults = _model(0), ["dead", "dead"]
+            stub.model, stub.faults = _model(0), ["dead"]
 
 
 def test_a_server_that_cannot_load_weights_is_recognized(tmp_path):
