@@ -133,8 +133,9 @@ def all_good(rows: Sequence[Example], name: str) -> Sequence[Example]:
     """The same rows. Raises UserError for an answer that is labeled bad, if `name` trains on every row."""
     for row in rows:
         if row.columns.get("label") is False:
+            bad = str(row.columns.get("completion", row.answer))
             raise UserError(
-                f"{row.place}: the answer {row.columns['completion'][:40]!r} is labeled bad ('label' is false), and "
+                f"{row.place}: the answer {bad[:40]!r} is labeled bad ('label' is false), and "
                 f"{name} trains on every row: remove such rows, rename the column if it means something else, or train "
                 "kto."
             )

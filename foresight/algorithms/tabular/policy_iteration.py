@@ -116,8 +116,8 @@ def train(
     sweeps = bellman.Sweeps(env.to(device), config.gamma)
     first = sweeps.mdp.uniform()
     while state.step < config.steps and not state.stable:
-        shown = state.step - state.step % config.yield_every + config.yield_every
-        metrics = update(state, sweeps, first, min(shown, config.steps) - state.step)
+        most = min(config.yield_every - state.step % config.yield_every, config.steps - state.step)
+        metrics = update(state, sweeps, first, most)
         if state.stable or state.step >= config.steps or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 

@@ -79,8 +79,8 @@ def train(
     state = state or build(config, env.spaces, device)
     sweeps = bellman.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:
-        shown = state.step - state.step % config.yield_every + config.yield_every
-        metrics = update(state, sweeps, min(shown, config.steps) - state.step)
+        most = min(config.yield_every - state.step % config.yield_every, config.steps - state.step)
+        metrics = update(state, sweeps, most)
         stop = state.step >= config.steps or state.residual < config.tolerance
         if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state

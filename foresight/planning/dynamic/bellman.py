@@ -188,7 +188,7 @@ class Sweeps:
     evaluation.
 
     A compiled call makes up to `sweeps` sweeps, which saves the time between them. It ends earlier with a sweep that
-    changes no value by `tolerance` or more, and after about a tenth of a second, so that it can be interrupted.
+    changes no value by `tolerance` or more, and after `kernels.OUTCOMES`, so that it can be interrupted.
 
     Arguments are not modified, but the next `improve` updates the `policy` returned by the last one in place.
     """

@@ -24,8 +24,8 @@ Ints = NDArray[np.int64] | NDArray[np.uint32]
 SMALL = 20_000  # with fewer outcomes in total, starting threads takes longer than the sweep
 PARTS = 8  # parts per thread, taken from a queue: other threads take the parts of a delayed one
 UNROLLED = 8  # up to so many outcomes per action, a version with an unrolled loop is compiled for their number
-OUTCOMES = 200_000_000  # of sweeps in one call, which cannot be interrupted: about a tenth of a second
-PATIENCE = 10_000  # looks at `words` before a waiting thread sleeps: about the time of a part
+OUTCOMES = 200_000_000  # of sweeps in one call, which cannot be interrupted
+PATIENCE = 10_000  # looks at `words` before a waiting thread sleeps
 MARGIN = 1e-10  # of a gap, relative to the values: far above their rounding error (1e-16), far below any useful gap
 
 SWEEP, TAKEN, DONE, OVER = 0, 8, 16, 24  # in `words`: the sweep under way, parts taken and done in all, whether to end

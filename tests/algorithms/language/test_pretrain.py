@@ -225,6 +225,7 @@ def test_a_prompt_is_trained_on_as_it_is_asked(tokens):
         ({"chosen": "yes", "rejected": "no"}, "has 'preference'"),
         ({"completions": ["1", "2"], "labels": [True, False]}, "has 'stepwise'"),
         ({"completion": "no", "label": False}, "labeled bad"),
+        ({"label": False}, "labeled bad"),
     ],
 )
 def test_answers_that_are_not_to_be_learned_are_refused(columns, said):
