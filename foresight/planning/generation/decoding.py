@@ -78,10 +78,12 @@ def generate(
     - `kept`: a cache of prefixes: what it holds of a prompt is not read again, and what was read and sampled is added.
 
     Returns a TokenBatch of `[P, G]` rows: `logprob` is of the distribution sampled from (truncated and constrained),
-    `model_logprob` of the model itself. Raises UserError if a prompt leaves no room in the context, or if a choice does
-    not fit into `max_new_tokens`.
+    `model_logprob` of the model itself. Raises UserError if a prompt leaves no room in the context, if a choice does
+    not fit into `max_new_tokens`, or if `slots` is not positive.
     """
     check(model, prompts, group, max_new_tokens, temperature, top_k, top_p, stop)
+    if slots is not None and slots < 1:
+        raise UserError(f"slots is {slots}: it must be at least 1. Leave it out for the default.")
     tries = None if choices is None else constraints.tries(model, choices, len(prompts))
     if tries is not None and (longest := max(map(constraints.depth, tries))) > max_new_tokens:
         raise UserError(f"The longest choice has {longest} tokens with its end: raise max_new_tokens to {longest}.")

@@ -389,7 +389,15 @@ def test_generated_rows_stay_in_the_nucleus():
 
 def test_settings_that_make_no_sense_are_refused():
     model = tiny_language.model()
-    for fields in ({"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}, {"stop": "x"}, {"stop": [""]}):
+    for fields in (
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_k": -1},
+        {"stop": "x"},
+        {"stop": [""]},
+        {"slots": 0},
+        {"slots": -1},
+    ):
         with pytest.raises(UserError, match=next(iter(fields)).removesuffix("_")):
             decoding.generate(model, PROMPTS, 1, 2, **fields)
     for group, limit, temperature in ((0, 2, 1.0), (1, 0, 1.0), (1, 2, -1.0), (1, 2, float("nan"))):
