@@ -75,8 +75,11 @@ CARTPOLE = ("train", "push.py", "--env", "CartPole-v1")
         (["train", "push.py", "--env", ","], "',' names no environment: write names joined by commas"),
         ([*CARTPOLE, "--env-options", "engine=5"], "Unknown engine '5'."),
         ([*CARTPOLE, "--env-options", "frame_stack=1e30"], "frame_stack must be less than 2**31"),
-        ([*CARTPOLE, "--env-options", "name=x"], "no option 'name': leave name out of --env-options."),
-        ([*CARTPOLE, "--env-options", "kind=5"], "no option 'kind'"),
+        (
+            [*CARTPOLE, "--env-options", "name=x"],
+            "cannot give 'name', which this library itself chooses by: leave it out.",
+        ),
+        ([*CARTPOLE, "--env-options", "kind=5"], "cannot give 'kind'"),
         ([*CARTPOLE, "--device", "meta"], "The device 'meta' cannot be used here: it holds no numbers."),
         (["plot", "no", "--model", "3", "--out", "x.jpg"], "must end in one of .png, .svg, .pdf, .mp4, .gif"),
         (["attention", "no", "--text", "2", "--out", "a.html", "push.py/b.html"], "push.py is not a folder."),

@@ -167,11 +167,11 @@ class Lives:
         return obs, info
 
     def step(self, action: Any, /) -> tuple[vector.Arrays, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Step all environments; `info["life_lost"]` `[B]`."""
+        """Step all environments; `info[vector.LIFE_LOST]` `[B]`."""
         obs, reward, terminated, truncated, info = self._engine.step(action)
         lives = np.array(info["lives"])
         if self._count:
-            info["life_lost"] = (lives < self._lives) & ~(terminated | truncated)
+            info[vector.LIFE_LOST] = (lives < self._lives) & ~(terminated | truncated)
         self._lives = lives
         return obs, reward, terminated, truncated, info
 

@@ -124,13 +124,27 @@ class OwnEnd(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Copies the last observation of an episode.
 
     With same-step autoreset Gymnasium resets before it hands that observation on, and some environments reuse its
-    memory for the first observation of the next episode.
+    memory for the first observation of the next episode. What an environment itself reports under Gymnasium's names
+    for that observation is left out.
     """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return obs, _without_final(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return copy.deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
+        if terminated or truncated:
+            obs = copy.deepcopy(obs)
+        return obs, reward, terminated, truncated, _without_final(info)
+
+
+def _without_final(info: dict[str, Any]) -> dict[str, Any]:
+    if info.keys().isdisjoint(("final_obs", "final_info")):
+        return info
+    return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}
 
 
 def _in_process(single: Callable[[], gymnasium.Env[Any, Any]], parent: int) -> gymnasium.Env[Any, Any]:
@@ -185,7 +199,16 @@ def _single(request: Request) -> gymnasium.Env[Any, Any]:
         keywords |= frames.options(request.name, request.pixels)
 
     def make() -> gymnasium.Env[Any, Any]:
-        env = gymnasium.make(request.name, max_episode_steps=limit, disable_env_checker=True, **keywords)
+        try:
+            env = gymnasium.make(request.name, max_episode_steps=limit, disable_env_checker=True, **keywords)
+        except TypeError as error:
+            only = set(keywords) == {"render_mode"} and "takes no arguments" in str(error)
+            if only or "keyword argument 'render_mode'" in str(error):
+                raise UserError(
+                    f"Environment '{request.name}' cannot be drawn: its constructor takes no render_mode. Let it take "
+                    "render_mode='rgb_array' and return RGB images from render."
+                ) from error
+            raise
         return env if request.action_repeat == 1 else Repeat(env, request.action_repeat)
 
     return make() if request.pixels is None else frames.rendered(make, request.name, request.pixels)
@@ -247,7 +270,8 @@ def user_errors(request: Request, build: Callable[[], Made]) -> Made:
     except UserError:
         raise
     except (TypeError, ValueError, KeyError, AssertionError) as error:
-        if not request.options or (isinstance(error, TypeError) and "keyword argument" not in str(error)):
+        about_options = any(text in str(error) for text in ("keyword argument", "takes no arguments"))
+        if not request.options or (isinstance(error, TypeError) and not about_options):
             raise
         raise errors.options(name, request.options, error) from error
 

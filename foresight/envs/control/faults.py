@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gs
+from numpy.typing import NDArray
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def failed_env(error: Exception) -> tuple[int | None, str]:
@@ -49,11 +52,27 @@ def space_mismatch(seen: Any, space: gs.Space[Any]) -> str | None:
 
 
 def nonfinite_env(obs: Any, reward: Any) -> tuple[int, str] | None:
-    """The first environment with a NaN in `obs` `[B, ...]` or a `reward` `[B]` that is not finite, and which."""
-    if reward is not None and not np.isfinite(reward).all():
-        env = int(np.flatnonzero(~np.isfinite(reward))[0])
-        return env, f"its reward is {float(reward[env])}"
+    """The first environment with a number in `obs` `[B, ...]` or a `reward` `[B]` that a tensor cannot hold, and which.
+
+    Tensors are float32. An observation may be infinite, but not NaN; a reward must be finite.
+    """
+    if reward is not None and not (held := np.abs(reward) <= FLOAT32_MAX).all():
+        env = int(np.flatnonzero(~held)[0])
+        return env, f"its reward is {float(reward[env])}{_beyond(reward[env])}"
     for part in obs.values() if isinstance(obs, dict) else (obs,):
-        if getattr(part, "dtype", None) is not None and part.dtype.kind == "f" and np.isnan(part).any():
-            return int(np.flatnonzero(np.isnan(part).reshape(len(part), -1).any(1))[0]), "its observation has a NaN"
+        kind = getattr(part, "dtype", None)
+        if kind is None or kind.kind != "f":
+            continue
+        if np.isnan(part).any():
+            return _row(np.isnan(part)), "its observation has a NaN"
+        if kind.itemsize > 4 and (large := np.isfinite(part) & (np.abs(part) > FLOAT32_MAX)).any():
+            return _row(large), f"its observation has {part[large][0]}{_beyond(part[large][0])}"
     return None
+
+
+def _beyond(number: Any) -> str:
+    return ", which is too large for float32" if np.isfinite(number) else ""
+
+
+def _row(found: NDArray[np.bool_]) -> int:
+    return int(np.flatnonzero(found.reshape(len(found), -1).any(1))[0])

@@ -19,6 +19,7 @@ from foresight.errors import UserError
 
 Arrays = Any  # what an engine gives for all environments: an array, or a dict of arrays
 NEXT_STEP, SAME_STEP, PARTIAL = "next_step", "same_step", "partial"
+LIFE_LOST = "foresight/life_lost"  # in an engine's `info`; not a name that environments of others use
 _PARTS = (gs.Box, gs.Discrete, gs.MultiDiscrete, gs.MultiBinary)
 
 
@@ -125,8 +126,8 @@ class Vector:
                 except Exception as error:
                     raise self._broken(*faults.failed_env(error), now=0) from error
                 self._require_numbers(obs)
-        if "life_lost" in extra:  # valued like a termination, though the game continues
-            terminated = terminated | extra["life_lost"]
+        if LIFE_LOST in extra:  # valued like a termination, though the game continues
+            terminated = terminated | extra[LIFE_LOST]
         out = self._tensors(obs)
         feedback = Feedback(
             obs=out,
@@ -243,8 +244,8 @@ def action_space(space: gs.Space[Any], name: str) -> gs.Space[Any]:
     if isinstance(space, gs.MultiBinary):
         return space
     raise UserError(
-        f"Environment '{name}' has the action space {type(space).__name__}; supported are Discrete, MultiDiscrete, "
-        "MultiBinary and Box. Wrap it so that it has one of them."
+        f"Environment '{name}' has the action space {space}; supported are Discrete, MultiDiscrete of one dimension, "
+        "MultiBinary and Box of floating-point numbers. Wrap it so that it has one of them."
     )
 
 

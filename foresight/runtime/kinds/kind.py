@@ -105,5 +105,8 @@ def make_env(settings: Settings, **options: Any) -> Any:
 
     options = {**settings.env_options, **options}
     for word in {"name", "kind"} & options.keys():
-        raise UserError(f"An environment has no option '{word}': leave {word} out of --env-options.")
+        raise UserError(
+            f"--env-options cannot give '{word}', which this library itself chooses by: leave it out. If the "
+            f"constructor of {settings.env} has such an argument, register it with kwargs={{'{word}': ...}}."
+        )
     return make(settings.env, settings.kind, **options)
