@@ -82,7 +82,7 @@ class Whole(Bare):
 
 
 for kind in (Bare, Lives, Final, Large, Sized, Whole):
-    gymnasium.register(f"User{kind.__name__}-v0", entry_point=kind)
+    gymnasium.register(f"User{kind.__name__}-v0", lambda made=kind, **options: made(**options))
 
 
 def _steps(name: str, count: int, **options: Any) -> list[Any]:
