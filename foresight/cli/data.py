@@ -334,10 +334,13 @@ def _demonstrations(env: str, options: dict[str, Any], out: str, count: int, see
         raise UserError(f"--episodes must be at least 1, not {count}.")
     if Path(out).exists():
         raise UserError(f"The folder {out} already exists: choose another --out, or remove it.")
+    if "num_envs" in options:
+        raise UserError("num_envs is no option of this command, which chooses it itself: leave it out.")
+    from foresight.envs.control import multi_task
     from foresight.envs.make import make
     from foresight.runtime import episodes as recorder
 
-    made = make(env, num_envs=min(EXPERTS, count), **options)
+    made = make(env, num_envs=max(multi_task.least_envs(env), min(EXPERTS, count)), **options)
     try:
         found = recorder.demonstrate(made, count, seed)
         path = _write(found, made.spaces, env, options, "expert", Path(out), fps)

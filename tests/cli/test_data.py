@@ -133,6 +133,7 @@ def test_mistakes_are_reported(digits, tmp_path, capsys):
         (["episodes", "run", "--task", "addition"], "--task has no effect on episodes: leave it out."),
         (["episodes", "run", "--fps", "30"], "--fps is for --format lerobot"),
         (["episodes", "--env", "TwoRoutes-v0", "--device", "cuda"], "--device has no effect on episodes of an expert"),
+        (["episodes", "--env", "TwoRoutes-v0", "--env-options", "num_envs=4"], "num_envs is no option of this command"),
         (["demonstrations", "--task", "orders", "--group", "3"], "--group has no effect on demonstrations of a task"),
         (["demonstrations", "--task", "addition", "--episodes", "5"], "--episodes has no effect on demonstrations:"),
         (["preferences", "--task", "addition", "--env", "CartPole-v1"], "--env has no effect on preferences:"),

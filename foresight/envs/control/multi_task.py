@@ -18,7 +18,8 @@ from foresight.data import trees
 from foresight.data.embodiments import Embodiment
 from foresight.data.trajectory import Tree
 from foresight.envs.base import Env, Feedback, Frame, Spaces
-from foresight.envs.control import wrappers
+from foresight.envs.control import miniwob, wrappers
+from foresight.envs.tools import web
 from foresight.errors import UserError
 
 
@@ -108,6 +109,13 @@ def same_space(one: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
 def tasks(names: str) -> list[str]:
     """The tasks in `names`, separated by commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def least_envs(names: str) -> int:
+    """How many environments `names` needs: tasks share them equally, and one of MiniWoB++ needs one for each page."""
+    each = tasks(names)
+    pages = [len(web.pages(task.removeprefix(miniwob.PREFIX))) for task in each if task.startswith(miniwob.PREFIX)]
+    return len(each) * max(pages, default=1)
 
 
 def make(

@@ -48,7 +48,10 @@ class Bins(nn.Module):
             between = values.sort(0).values[(share * len(values)).long().clamp(max=len(values) - 1)]
         for column, number in whole.items():
             between[:, column] = (torch.arange(self.bins + 1) - 0.5).clamp(max=number - 0.5)
-        self.edges.copy_(between[1:-1].t())
+        edges = between[1:-1].t().float()
+        # Where a frequent number fills several bins, the last of them holds what lies between it and the next number.
+        again = F.pad(edges[:, 1:] == edges[:, :-1], (1, 0))
+        self.edges.copy_(torch.where(again, edges.nextafter(torch.full_like(edges, torch.inf)), edges))
         token = self.encode(values.float())
         index = token + torch.arange(token.shape[1], device=token.device) * self.bins
         size = self.edges.shape[0] * self.bins

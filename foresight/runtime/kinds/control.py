@@ -70,7 +70,7 @@ def _evaluation(settings: Settings, env: Env) -> Env:
 
     if (run := imagined.run_of(settings.env)) is not None:
         return imagined.evaluation(run, min(EVALUATION_ENVS, settings.episodes or 1))
-    count = max(len(multi_task.tasks(settings.env)), min(EVALUATION_ENVS, settings.episodes or 1))
+    count = max(multi_task.least_envs(settings.env), min(EVALUATION_ENVS, settings.episodes or 1))
     return make_env(settings, num_envs=count)
 
 
@@ -92,7 +92,7 @@ def _single(settings: Settings, render: bool) -> Env:
         if settings.actors:
             raise UserError("Actors cannot act inside a world model: leave out --actors.")
         return imagined.outside(run, render)
-    return make_env(settings, num_envs=len(multi_task.tasks(settings.env)), render=render)
+    return make_env(settings, num_envs=multi_task.least_envs(settings.env), render=render)
 
 
 def _notes(settings: Settings, config: object, env: Env) -> list[str]:

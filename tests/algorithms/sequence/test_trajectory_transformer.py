@@ -59,6 +59,16 @@ def test_bins_have_equally_many_data_or_equal_widths() -> None:
     assert bins.expected(torch.tensor([[0.0, -99, -99, 0]]), 0).item() == pytest.approx(50.5)
 
 
+def test_a_rare_number_above_a_frequent_one_has_a_token_of_its_own() -> None:
+    bins, rewards = Bins(2, 4), torch.zeros(200, 2)
+    rewards[:3, 0], rewards[:100, 1], rewards[:3, 1] = 1.0, 2.0, 5.0
+    bins.fit(rewards, True, {})
+    tokens = bins.encode(rewards)
+    assert bins.decode(tokens)[:, 0].tolist() == rewards[:, 0].tolist()
+    assert bins.decode(tokens)[3:, 1].tolist() == rewards[3:, 1].tolist()
+    assert (bins.edges.diff(dim=1) >= 0).all() and (tokens[0] > tokens[3]).all() and (tokens[3] >= tokens[-1]).all()
+
+
 @sabotaged_by("foresight.nets.sequence.trajectory._smooth", lambda real: lambda *shape: torch.randn(shape))
 def test_tokens_of_near_numbers_begin_alike() -> None:
     """And of far ones they do not: the correlation of embeddings, over numbers that are so far from each other."""

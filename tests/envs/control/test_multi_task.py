@@ -6,8 +6,9 @@ import pytest
 import torch
 from gymnasium import spaces as gs
 
-from foresight.envs.control.multi_task import MultiTask, same_space
+from foresight.envs.control.multi_task import MultiTask, least_envs, same_space
 from foresight.envs.make import make
+from foresight.envs.tools import browser
 from foresight.errors import UserError
 from tests.sabotage import sabotaged_by
 
@@ -43,6 +44,13 @@ def test_names_joined_by_commas_share_the_envs() -> None:
         make("CartPole-v1,CartPole-v1", num_envs=1)
     with pytest.raises(UserError, match="need equal observations: 'CartPole-v1' has"):
         make("CartPole-v1,Pendulum-v1", num_envs=2)
+
+
+def test_how_many_envs_names_need() -> None:
+    assert least_envs("CartPole-v1") == 1 and least_envs("CartPole-v1, Acrobot-v1") == 2
+    if browser.tasks():
+        assert least_envs("MiniWoB/ten") == 10
+        assert least_envs("MiniWoB/click-tab,MiniWoB/click-tab+click-link+click-tab") == 4
 
 
 def test_bounds_may_differ_but_not_shapes() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from foresight.envs.tools import browser, make, web
 from foresight.envs.tools.browser import Element, View
 from foresight.envs.tools.web import Action
 from foresight.errors import UserError
+from foresight.runtime import run
 from tests.sabotage import sabotaged_by
 
 installed = pytest.mark.skipif(bool(browser.missing()), reason="; ".join(browser.missing()))
@@ -125,3 +128,17 @@ def test_a_batch_of_pages_has_groups_an_expert_and_true_rewards() -> None:
     env.close()
     with pytest.raises(UserError, match="raise num_envs"):
         make_env("MiniWoB/ten", num_envs=4)
+
+
+@installed
+def test_a_run_on_several_pages_is_loaded_and_evaluated(tmp_path: Path) -> None:
+    done = run.train(
+        "ppo", env="MiniWoB/click-button+click-link", out=tmp_path / "run", steps=8, num_envs=2, rollout_steps=4,
+        minibatches=1, evaluation_episodes=1, show=False,
+    )  # fmt: skip
+    assert done.summary["evaluation"]["n"] == 1
+    agent = done.load()
+    try:
+        assert agent.evaluate(episodes=1, seed=1).n == 1
+    finally:
+        agent.close()
