@@ -106,7 +106,7 @@ def make_env(settings: Settings, **options: Any) -> Any:
     options = {**settings.env_options, **options}
     for word in {"name", "kind"} & options.keys():
         raise UserError(
-            f"--env-options cannot give '{word}', which this library itself chooses by: leave it out. If the "
-            f"constructor of {settings.env} has such an argument, register it with kwargs={{'{word}': ...}}."
+            f"--env-options cannot give '{word}', which this library itself chooses by: leave it out. If it is an "
+            f"argument of your own environment, register that with kwargs={{'{word}': ...}}."
         )
     return make(settings.env, settings.kind, **options)
