@@ -93,7 +93,10 @@ def _run(argv: Sequence[str] | None) -> int:
         )
     except KeyboardInterrupt as stop:
         if str(stop):  # a stopped run prints how to resume it
-            _print(str(stop))
+            from foresight.runtime.distributed import torchrun
+
+            if torchrun.first():
+                _print(str(stop))
         return int(getattr(stop, "exit_code", INTERRUPTED))
     except SystemExit as stop:  # tyro has printed its message
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))

@@ -228,13 +228,16 @@ class Session:
                     if distributed.any_rank(self.evaluation_took > LONG) and self.saved != step:
                         run_state.save(self, state, step)
                     self._evaluate(step, state, evaluation_env)
-                due = distributed.any_rank(checkpoint_due(time.monotonic() - began) or bool(interruption.signal))
+                # All decide together: a signal may come while a process waits for the others, or to one alone.
+                stop = distributed.any_rank(bool(interruption.signal))
+                due = distributed.any_rank(checkpoint_due(time.monotonic() - began)) or stop
                 if due and self.saved != step:  # a second time would replace it, at the risk of having none
                     took = run_state.save(self, state, step)
                     if self.adaptive and took > SAVING_SHARE * self.checkpoint_every:
                         checkpoint_due = Every(took / SAVING_SHARE, time.monotonic() - began)
-                if interruption.signal:
-                    raise Interrupted(self.path, self.saved, self.entry.unit, interruption.signal)
+                if stop:
+                    number = interruption.signal or signal.SIGTERM
+                    raise Interrupted(self.path, self.saved, self.entry.unit, number)
         except UserError as error:
             external = isinstance(error, LostError)
             if not external and (rewind is None or int(state.step) == first):

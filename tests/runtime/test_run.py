@@ -191,6 +191,26 @@ def test_ctrl_c_saves_and_reports_how_to_resume(tmp_path: Path, monkeypatch: pyt
     assert rows(resumed) == rows(adder(tmp_path / "b", evaluate_every=5))
 
 
+@pytest.mark.parametrize("to", ["this process, while it waits for the others", "another process alone"])
+def test_all_processes_stop_together_and_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    asked: list[bool] = []
+
+    def jointly(flag: bool) -> bool:
+        asked.append(flag)
+        if len(asked) == 21:
+            if to.startswith("another"):
+                return True
+            os.kill(os.getpid(), signal.SIGTERM)  # after this process has reported none
+        return flag
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match=r"updates is saved.*resume") as stopped:
+        patch.setattr(session.distributed, "any_rank", jointly)
+        adder(tmp_path / "a")
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+    assert len(list(checkpoint.all_steps(tmp_path / "a" / "checkpoints"))) == 1
+    assert rows(foresight.resume(tmp_path / "a", show=False)) == rows(adder(tmp_path / "b"))
+
+
 def test_a_process_that_is_stopped_in_a_long_evaluation_has_saved_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

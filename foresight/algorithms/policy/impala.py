@@ -156,11 +156,13 @@ def rollout(state: State, env: Env, obs: Tree, carry: Tree = None) -> tuple[Roll
     return dataclasses.replace(segment, trajectory=steps, carry=None), segment.last, segment.carry
 
 
-def update(state: State, segment: Rollout) -> dict[str, float]:
-    """One gradient step on one rollout (or several, joined along B); returns the metrics."""
+def update(state: State, segment: Rollout, progress: float = 0.0) -> dict[str, float]:
+    """One gradient step on one rollout (or several, joined along B); returns the metrics.
+
+    `progress` in [0, 1] is the share of training that was done before the rollout, for the annealed learning rate.
+    """
     config, network, device = state.config, state.network, state.generator.device
-    progress = state.step / config.steps if config.anneal_lr else 0.0
-    rate = schedules.linear(progress, config.learning_rate)
+    rate = schedules.linear(progress if config.anneal_lr else 0.0, config.learning_rate)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     steps = segment.trajectory.map(lambda x: x.to(device))
@@ -205,11 +207,11 @@ def train(
         state = build(config, env.spaces, device)
     obs, carry = env.reset(config.seed + state.step), None
     while state.step < config.steps:
-        segments = []
+        progress, segments = state.step / config.steps, []
         for _ in range(config.rollouts_per_update):
             segment, obs, carry = rollout(state, env, obs, carry)
             segments.append(segment)
-        metrics = update(state, trees.join(segments))
+        metrics = update(state, trees.join(segments), progress)
         yield state.step, {**metrics, **state.episodes.metrics()}, state
 
 

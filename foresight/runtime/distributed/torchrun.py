@@ -71,7 +71,7 @@ def broadcast_(state: State) -> None:
 def check_equal(state: State) -> None:
     """Raise RuntimeError if a State's weights differ between processes: a gradient was not averaged."""
     gathered = all_gather([weight.double().sum().item() for weight in _weights(state)])  # NCCL has no CPU tensors
-    if any(other != gathered[0] for other in gathered):
+    if any(repr(other) != repr(gathered[0]) for other in gathered):  # NaN, which saving reports, equals NaN
         raise RuntimeError("The processes have different weights: a gradient was not averaged.")
 
 

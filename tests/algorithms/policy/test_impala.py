@@ -152,7 +152,7 @@ def test_it_counts_steps_and_reports_its_metrics() -> None:
         assert all(isinstance(value, float) for value in metrics.values())
     assert set(impala.METRICS) - {"lag"} <= set(seen[-1][1])
     rates = [metrics["learning_rate"] for _, metrics, _ in seen]
-    np.testing.assert_allclose(rates, [3e-3 * (1 - i / 8) for i in range(1, 9)])
+    np.testing.assert_allclose(rates, [3e-3 * (1 - i / 8) for i in range(8)])  # 0 would follow the last update
 
 
 def test_each_optimizer_has_its_own_epsilon_unless_one_is_given() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +17,14 @@ from safetensors.torch import load_file
 
 from foresight import distributed
 from foresight.algorithms.policy import a2c
+from foresight.cli.main import main
 from foresight.envs import make
 from foresight.errors import UserError
 from foresight.nets.language import gguf
 from foresight.runtime import run
 from foresight.runtime.checkpoints import checkpoint
 from foresight.runtime.distributed import torchrun
+from foresight.runtime.session import Interrupted
 from foresight.training import language
 from tests import architectures, forks, tiny_language
 
@@ -223,21 +227,35 @@ def test_every_layer_is_a_unit(name, monkeypatch):
         language.shard(SimpleNamespace(module=torch.nn.Linear(1, 1)))
 
 
-@pytest.mark.parametrize("off", [0.0, 1e-9])
+@pytest.mark.parametrize("first", [True, False])
+def test_only_the_first_process_reports_how_to_resume(first, tmp_path, monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise Interrupted(tmp_path / "a", 3, "updates", signal.SIGTERM)
+
+    monkeypatch.setattr(run, "train", stopped)
+    monkeypatch.setattr(torchrun, "first", lambda: first)
+    words = ["train", "a2c", "--preset", "CartPole-v1", "--out", str(tmp_path / "a")]
+    assert main(words) == 128 + signal.SIGTERM
+    assert ("foresight resume" in capsys.readouterr().err) == first
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-9, float("nan")])
 def test_processes_whose_weights_differ_are_reported(off, monkeypatch):
     state = a2c.build(a2c.Config(num_envs=1, hidden=(4,)), make.make("CartPole-v1", num_envs=1).spaces)
+    if math.isnan(off):  # equal in all processes: saving names them
+        torch.nn.init.constant_(next(state.network.parameters()), off)
 
     def gather(gathered, sums):
         raise RuntimeError("No backend type associated with device type cpu")  # as NCCL, for tensors on the CPU
 
     def gather_objects(gathered, sums):
-        gathered[:] = sums, [sums[0] + off, *sums[1:]]
+        gathered[:] = sums, [x + off * (i == 0) for i, x in enumerate(sums)]  # new numbers, as from another process
 
     monkeypatch.setattr(torchrun.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torchrun.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torchrun.distributed, "all_gather", gather)
     monkeypatch.setattr(torchrun.distributed, "all_gather_object", gather_objects)
-    with pytest.raises(RuntimeError, match="not averaged") if off else contextlib.nullcontext():
+    with pytest.raises(RuntimeError, match="not averaged") if off > 0 else contextlib.nullcontext():
         torchrun.check_equal(state)
 
 
