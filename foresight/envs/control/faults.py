@@ -10,6 +10,7 @@ from gymnasium import spaces as gs
 from numpy.typing import NDArray
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+BEYOND = ", which is too large for float32"
 
 
 def failed_env(error: Exception) -> tuple[int | None, str]:
@@ -58,7 +59,7 @@ def nonfinite_env(obs: Any, reward: Any) -> tuple[int, str] | None:
     """
     if reward is not None and not (held := np.abs(reward) <= FLOAT32_MAX).all():
         env = int(np.flatnonzero(~held)[0])
-        return env, f"its reward is {float(reward[env])}{_beyond(reward[env])}"
+        return env, f"its reward is {float(reward[env])}{BEYOND if np.isfinite(reward[env]) else ''}"
     for part in obs.values() if isinstance(obs, dict) else (obs,):
         kind = getattr(part, "dtype", None)
         if kind is None or kind.kind != "f":
@@ -66,12 +67,8 @@ def nonfinite_env(obs: Any, reward: Any) -> tuple[int, str] | None:
         if np.isnan(part).any():
             return _row(np.isnan(part)), "its observation has a NaN"
         if kind.itemsize > 4 and (large := np.isfinite(part) & (np.abs(part) > FLOAT32_MAX)).any():
-            return _row(large), f"its observation has {part[large][0]}{_beyond(part[large][0])}"
+            return _row(large), f"its observation has {part[large][0]}{BEYOND}"
     return None
-
-
-def _beyond(number: Any) -> str:
-    return ", which is too large for float32" if np.isfinite(number) else ""
 
 
 def _row(found: NDArray[np.bool_]) -> int:
