@@ -178,7 +178,8 @@ def data(
         try:
             if not progress.prompts:
                 drafts.begin(draft, settings, generator)
-            with screen.stderr().status("") as status:
+            errors = screen.stderr()
+            with errors.status(f"{progress.prompts} of {total} prompts answered") as status:
                 for i, policy in enumerate(policies):
                     first = min(max(progress.prompts - i * len(examples), 0), len(examples))
                     for found in graded.sample(
@@ -188,7 +189,10 @@ def data(
                         sampled, truncated = sampled + found.stopped.numel(), truncated + int((~found.stopped).sum())
                         rows = graded.make(kind, found, questions, most, least)
                         progress = drafts.add(draft, rows, len(found.examples), progress, settings, generator)
-                        status.update(f"{progress.prompts} of {total} prompts answered, {progress.rows} {kind}")
+                        line = f"{progress.prompts} of {total} prompts answered, {progress.rows} {kind}"
+                        status.update(line)
+                        if not errors.is_terminal:  # a log has no status line
+                            screen.note(line)
             if progress.rows and path.exists():
                 raise UserError(f"{path} was made by another command in the meantime.")
             if progress.rows:

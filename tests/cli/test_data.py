@@ -6,6 +6,7 @@ import datetime
 import inspect
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -219,6 +220,7 @@ def test_a_command_that_was_stopped_continues_where_it_was(digits, call, tmp_pat
     assert other.code == 2 and f"{draft} was made with --most 4 and --seed 0: give the same" in other.err
     again = call("data", *words, out)
     assert again.code == 0 and "28 of 40 prompts were answered before" in again.err
+    assert re.findall(r"(\d+) of 40 prompts answered, \d+ preferences", again.err) == ["36", "40"]  # a log has lines
     assert out.read_bytes() == whole.read_bytes()
     assert not draft.exists() and not any(tmp_path.glob("*.progress"))
 

@@ -31,7 +31,10 @@ SLOW = 1.0  # seconds that a checkpoint took, from which the next one is announc
 def save(session: Session, state: State, step: int, best: bool = False) -> float:
     """Write a checkpoint; returns the seconds that it took. Raises UserError if a weight is NaN or infinite."""
     began = time.perf_counter()
-    if bad := finite.bad_weights(state):
+    bad = finite.bad_weights(state)
+    if not session.kind.replicas:  # a shard may be bad in one process alone, and all write the checkpoint together
+        bad = next(filter(None, distributed.all_gather(bad)), None)
+    if bad:
         raise UserError(finite.message(session, step, f"the weights of '{bad}'"))
     assert session.baseline is not None  # measured before the first step
     extra = {

@@ -208,6 +208,14 @@ def test_only_the_first_process_writes_checkpoints_and_exports(name, options, tm
     assert not (second.path / "checkpoints").exists() and not (second.path / "export").exists()
 
 
+def test_weights_of_another_process_that_are_not_finite_stop_this_one_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "all_gather", lambda bad: [bad, "policy.lm_head.weight"])
+    options = {**_trained("sft", 0, tmp_path), "steps": 1, "evaluation_episodes": 1, "show": False}
+    with pytest.raises(UserError, match=r"the weights of 'policy.lm_head.weight' became NaN or infinite"):
+        run.train("sft", out=tmp_path / "run", **options)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 @pytest.mark.slow
 def test_every_process_unpacks_a_gguf_file(together):
     """Into a folder of its own: they may be on machines without a common disk."""
