@@ -48,8 +48,8 @@ the GRPO family. Entries such as "TRL 4772" are issues and pull requests of libr
 
     pytest tests/invariants
 
-The tests in `tests/invariants` and most of the others have sabotage twins: the same test is run on code with this bug,
-and must fail. To test your own algorithm, add it to [`subjects.py`](../tests/invariants/subjects.py).
+Every test has sabotage twins: the same test is run on broken code, and must fail. To test your own algorithm, add it to
+[`subjects.py`](../tests/invariants/subjects.py).
 
 Made by `python benchmarks/tables.py` from the docstrings of the tests.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -71,13 +72,25 @@ INVARIANTS = sorted((ROOT / "tests" / "invariants").glob("test_*.py"))
 
 
 @pytest.mark.parametrize("file", INVARIANTS, ids=[file.stem for file in INVARIANTS])
-def test_an_invariant_names_what_decides_and_has_a_twin(file):
+def test_a_file_of_invariants_names_what_each_test_decides(file):
     tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
     assert file.stem.removeprefix("test_") in tables["SUITE"]
-    tests = [node for node in ast.parse(file.read_text()).body if getattr(node, "name", "").startswith("test_")]
-    assert [row[-1] for row in tables["pitfalls"](file)] == [test.name for test in tests]
-    bare = [test.name for test in tests if "sabotaged_by" not in map(_called, test.decorator_list)]
-    assert bare == []
+    assert [row[-1] for row in tables["pitfalls"](file)] == list(_tests(file))
+
+
+def test_every_test_on_the_page_of_invariants_has_a_twin():
+    page = (ROOT / "docs" / "invariants.md").read_text()
+    named = re.findall(r"\[`(test_\w+)`\]\(\.\./(\S+?)\)", page)
+    assert len(named) > 70
+    tests = {path: _tests(ROOT / path) for path in {path for _, path in named}}
+    assert [name for name, path in named if "sabotaged_by" not in map(_called, tests[path][name].decorator_list)] == []
+
+
+def _tests(file):
+    """The test functions of a file, by name."""
+    return {
+        node.name: node for node in ast.parse(file.read_text()).body if getattr(node, "name", "").startswith("test_")
+    }
 
 
 def _called(decorator):

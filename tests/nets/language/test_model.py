@@ -43,6 +43,16 @@ def _plain(batch: TokenBatch, temperature: float = 1.0) -> tuple[torch.Tensor, t
     return logprob, entropy, module
 
 
+def _without_positions(token_tree):
+    def mutant(batch):
+        tree, path = token_tree(batch)
+        tree.positions = torch.zeros_like(tree.positions)
+        return tree, path
+
+    return mutant
+
+
+@sabotaged_by("foresight.nets.language.model.token_tree", _without_positions)
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1], [[1, 2, 3]] * 2, [[5], [6, 7]]])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_tree_equals_the_plain_model(prompts, temperature):

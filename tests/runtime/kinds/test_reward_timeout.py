@@ -10,6 +10,7 @@ import torch
 from foresight.errors import LostError
 from foresight.runtime import run
 from tests import tiny_language
+from tests.sabotage import begins_anew, sabotaged_by
 
 REWARDS = """
 import time
@@ -36,6 +37,7 @@ def _train(tmp_path, name, hangs):
     )  # fmt: skip
 
 
+@sabotaged_by("foresight.algorithms.language.grpo.train", begins_anew)
 def test_a_reward_function_that_hangs_stops_the_run_with_a_checkpoint_and_resuming_changes_nothing(tmp_path):
     """A reward function that never returns.
 
