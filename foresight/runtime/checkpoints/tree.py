@@ -339,7 +339,7 @@ class Decoder:
         except (KeyError, ValueError, RuntimeError) as error:
             raise MismatchError(f"{path}: {error}") from error
         if isinstance(template, torch.optim.Optimizer):
-            _keep_dtypes(template, state)
+            _fit_moments(template, state)
         return template
 
     def _of_module(self, node: Node, template: object, path: str) -> nn.Module:
@@ -377,14 +377,22 @@ def _plain(module: nn.Module, state: dict[str, Any]) -> bool:
     return not any(m._load_state_dict_pre_hooks or m._load_state_dict_post_hooks for m in module.modules())
 
 
-def _keep_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Restore the dtypes of moments: `Optimizer.load_state_dict` casts them to the dtype of their parameter."""
+def _fit_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Restore the dtypes of moments, which `Optimizer.load_state_dict` casts to the dtype of their parameter.
+
+    Their strides become those of their parameter: a file holds tensors row by row, and a fused optimizer pairs weights
+    and moments in the order of memory.
+    """
     indices = [index for group in state["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
         for name, saved in state["state"].get(index, {}).items():
             loaded = optimizer.state[parameter].get(name)
-            if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and saved.dtype != loaded.dtype:
+            if not (isinstance(saved, Tensor) and isinstance(loaded, Tensor)):
+                continue
+            if loaded.shape == parameter.shape and loaded.stride() != parameter.stride():
+                optimizer.state[parameter][name] = torch.empty_like(parameter, dtype=saved.dtype).copy_(saved)
+            elif saved.dtype != loaded.dtype:
                 optimizer.state[parameter][name] = saved.to(loaded.device)
 
 

@@ -201,6 +201,28 @@ def test_moments_keep_a_dtype_that_is_not_their_parameters(tmp_path: Path) -> No
     assert same(state["exact"], torch.full((4,), 1 / 3))
 
 
+def test_moments_keep_the_strides_of_their_parameters(tmp_path: Path) -> None:
+    """A fused optimizer pairs weights and moments in the order of memory, and files are row by row."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        module: nn.Module = nn.Conv2d(3, 4, 5).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return Box({"module": module, "optimizer": torch.optim.AdamW(module.parameters(), lr=1e-2, fused=True)})
+
+    def update(box: Any, seed: int) -> None:
+        images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        box.value["optimizer"].zero_grad()
+        box.value["module"](images).square().sum().backward()
+        box.value["optimizer"].step()
+
+    whole, back = make(), make()
+    update(whole, 1)
+    checkpoint.restore(checkpoint.save(tmp_path, whole, 1), back)
+    update(whole, 2), update(back, 2)
+    assert same(whole.value["optimizer"].state_dict(), back.value["optimizer"].state_dict())
+    assert same(dict(whole.value["module"].state_dict()), dict(back.value["module"].state_dict()))
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
