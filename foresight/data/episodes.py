@@ -196,7 +196,11 @@ def check_spaces(obs: gs.Space[Any], action: gs.Space[Any]) -> None:
 def read(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> Episodes:
     """The episodes in the folder `path`, which must have these spaces. Raises UserError for anything else."""
     folder, kind, count = check(path, obs, action)
-    return join([_episode(folder / str(i), kind, obs, action) for i in range(count)])
+    found = join([_episode(folder / str(i), kind, obs, action) for i in range(count)])
+    written = document(folder / "metadata.json", path).get("action_space")
+    if written is not None and (shift := _shift(json.loads(written), action)).any():
+        found.action[found.rows] += torch.from_numpy(shift)
+    return found
 
 
 def require_values(found: Episodes, obs: gs.Space[Any], action: gs.Space[Any], path: str | Path) -> None:
@@ -256,13 +260,24 @@ def check(path: str | Path, obs: gs.Space[Any], action: gs.Space[Any]) -> tuple[
     check_spaces(obs, action)
     for name, space in (("observation_space", obs), ("action_space", action)):
         found = metadata.get(name)
+        if found is None:
+            continue
+        start = {"start": None} if space is action else {}  # `read` counts actions from the environment's
         try:
-            differs = found is not None and _shape(json.loads(found)) != _shape(json.loads(describe(space)))
+            own = json.loads(found)
+            differs = _shape(own | start) != _shape(json.loads(describe(space)) | start)
+            moved = not differs and space is action and _moved(own, action)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise incomplete(path) from error
         if differs:
             raise UserError(
                 f"The {name} of {path} is {str(found)[:200]}, but the environment's is {space}. Use its own data."
+            )
+        if moved:
+            raise UserError(
+                f"The actions of {path} are from {str(own['low'])[:80]} to {str(own['high'])[:80]}, but the "
+                f"environment's are those of {space}. Train with the --env-options of the recording, such as "
+                "rescale_action=true."
             )
     count = metadata.get("total_episodes", 0)
     if not isinstance(count, int) or count < 0:
@@ -405,13 +420,37 @@ def _pictures(column: Any) -> np.ndarray:
     return np.stack([np.asarray(open_image(io.BytesIO(row.as_py()))) for row in column])
 
 
+def _moved(written: dict[str, Any], action: gs.Space[Any]) -> bool:
+    """Whether finite bounds of recorded actions are others than the environment's: the numbers mean other actions.
+
+    Raises ValueError for bounds, and for first choices, of another shape.
+    """
+    _shift(written, action)
+    if not isinstance(action, gs.Box) or "low" not in written or "high" not in written:
+        return False
+    for bound, own in ((action.low, written["low"]), (action.high, written["high"])):
+        found = np.broadcast_to(np.asarray(own, np.float64), bound.shape)
+        both = np.isfinite(found) & np.isfinite(bound)
+        if not np.allclose(found[both], bound[both], rtol=1e-4, atol=1e-6):
+            return True
+    return False
+
+
+def _shift(written: dict[str, Any], action: gs.Space[Any]) -> NDArray[np.int64]:
+    """What recorded choices are to be raised by: the library counts from 0, and Minari from the space's `start`."""
+    wanted = np.asarray(getattr(action, "start", 0), np.int64)
+    own = written.get("start")
+    return np.asarray(wanted - (wanted if own is None else np.asarray(own, np.int64).reshape(wanted.shape)))
+
+
 def _shape(space: dict[str, Any]) -> tuple[Any, ...]:
-    """What must agree between the data and the environment: bounds may differ."""
+    """What must agree between the data and the environment: bounds of observations may differ."""
     if space["type"] == "Dict":
         return space["type"], {name: _shape(part) for name, part in space["subspaces"].items()}
     if space["type"].startswith("Multi"):
         counts = space.get("nvec", space.get("n"))
-        return space["type"], [counts] if isinstance(counts, int) else counts
+        start = space.get("start")
+        return space["type"], [counts] if isinstance(counts, int) else counts, start if np.any(start) else None
     return space["type"], space.get("shape"), space.get("n"), space.get("start")
 
 

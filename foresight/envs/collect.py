@@ -14,6 +14,7 @@ from foresight.data import trees
 from foresight.data.sequences import Sequences
 from foresight.data.trajectory import Trajectory, Tree, tree_map
 from foresight.envs.base import Env, Episodes, Feedback, Unrolled
+from foresight.envs.control.vector import action_converter
 from foresight.errors import UserError
 from foresight.ops import returns
 
@@ -167,20 +168,22 @@ def record(
     """Whole episodes as data: of environment i the first `quota[i]` after a reset with `seed`.
 
     A fixed quota per environment: the first episodes to end would be biased to short ones. `rewarded(carry, reward)`
-    passes the rewards `[B]` to a policy that acts on them. The episodes are also added to `finished`. Raises UserError
-    for an episode of more than `LONGEST_RECORDED` steps.
+    passes the rewards `[B]` to a policy that acts on them. Actions of a Box are stored as the environment executed
+    them, within its bounds. The episodes are also added to `finished`. Raises UserError for an episode of more than
+    `LONGEST_RECORDED` steps.
     """
     running: list[list[tuple[Tree, Tensor, Tensor]]] = [[] for _ in quota]
     found: list[list[data.Episodes]] = [[] for _ in quota]
-    obs, carry = env.reset(seed), None
+    obs, carry, executed = env.reset(seed), None, action_converter(env.spaces.action)
     while any(len(done) < wanted for done, wanted in zip(found, quota, strict=True)):
         action, _, carry = choose(trees.to(obs, device), carry)
         action = action.cpu()
         feedback = env.step(action)
+        stored = executed(action).to(action.dtype)
         for i, steps in enumerate(running):
             if not feedback.mask[i]:
                 continue
-            steps.append((_row(obs, i), action[i], feedback.reward[i]))
+            steps.append((_row(obs, i), stored[i], feedback.reward[i]))
             if feedback.cut[i]:
                 if len(found[i]) < quota[i]:
                     found[i].append(data.episode(steps, _row(feedback.final_obs, i), not bool(feedback.discount[i])))

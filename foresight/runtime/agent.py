@@ -76,7 +76,9 @@ class Agent:
         inputs = tree_map(lambda x: x.to(device), batch)
         with torch.no_grad():
             action, _, self._carry = self.module.act(self.state, inputs, self._carry, explore=explore)
+        kind = getattr(getattr(self.env, "engine_action", self.spaces.action), "dtype", None)
         array: NDArray[Any] = self.convert(action.cpu()).numpy()
+        array = array if kind is None else array.astype(kind, copy=False)
         if not single:
             return array
         first: NDArray[Any] | int | bool = (

@@ -105,8 +105,9 @@ def export(
         policy, inputs, names = prepare(agent)
         if not write(policy, inputs, names, file, kind):
             raise UserError(
-                f"{path} is a run of {agent.settings.algorithm}, whose actions are no function of tensors alone (plans "
-                f"are none): a file cannot hold its policy. Act with it in Python: foresight.load({str(path)!r})"
+                f"{path} is a run of {agent.settings.algorithm}, whose actions need more than tensors, such as a plan "
+                "or a cache of attention: a file cannot hold its policy. Act with it in Python: "
+                f"foresight.load({str(path)!r})"
             )
     finally:
         agent.close()

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from foresight import errors
@@ -191,6 +191,11 @@ def check_exploration(config: ExplorationConfig) -> None:
     temperatures = tuple(config.temperatures)
     if not temperatures or not all(0 <= temperature < math.inf for temperature in temperatures):
         raise UserError(f"temperatures must be one or more finite numbers of at least 0, not {temperatures}.")
+    if len(temperatures) > 3:
+        raise UserError(
+            f"temperatures has {len(temperatures)} numbers, and training uses up to three: from the start, from 1/2 "
+            "and from 3/4 of it. Leave the others out."
+        )
     selection.check_noise(config.dirichlet_alpha, config.dirichlet_fraction)
 
 
@@ -272,7 +277,8 @@ def components(config: ModelConfig, network: torch.nn.Module, device: str | torc
 def num_actions(space: Space[Any], title: str) -> int:
     """The number of actions. Raises UserError, with the algorithm's `title`, if the space is not discrete."""
     if not isinstance(space, Discrete):
-        raise UserError(f"{title} needs discrete actions, not {space}. Use sampled_muzero.")
+        fits = isinstance(space, Box) and len(space.shape) == 1 and space.is_bounded()
+        raise UserError(f"{title} needs discrete actions, not {space}. Use {'sampled_muzero' if fits else 'ppo'}.")
     return int(space.n)
 
 

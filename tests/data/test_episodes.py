@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import gymnasium.spaces as gs
 import numpy as np
@@ -110,6 +112,56 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for obs, action in ((gs.Dict({"x": gs.Text(3)}), ACTION), (gs.MultiBinary(2), ACTION), (OBS, gs.Text(3))):
         with pytest.raises(UserError, match="Episodes hold"):
             episodes.check_spaces(obs, action)
+
+
+def _copy(action: gs.Space[Any], values: Any, folder: Path, **written: Any) -> Path:
+    """`DATA` with these actions, in a folder whose metadata describe the action space by `written` too."""
+    data = dataclasses.replace(DATA, action=torch.as_tensor(values))
+    recorder.write(data, Spaces(OBS, action), "x", {}, "x", folder)
+    file = folder / "data" / "metadata.json"
+    document = json.loads(file.read_text())
+    described = {key: x for key, x in (json.loads(document["action_space"]) | written).items() if x is not None}
+    file.write_text(json.dumps({**document, "action_space": json.dumps(described)}))
+    return folder
+
+
+@sabotaged_by("foresight.data.episodes._moved", lambda f: lambda written, action: False)
+def test_actions_within_other_bounds_are_refused(tmp_path: Path) -> None:
+    own = gs.Box(np.float32([0, -3]), np.float32([10, -1]))
+    folder = _copy(own, [[0.1, 0.2]] * 6, tmp_path / "a", low=[-1, -1], high=[1, 1])
+    try:
+        episodes.read(folder, OBS, own)
+    except UserError as error:
+        assert re.search(r"are from \[-1, -1\] to \[1, 1\], .* such as rescale_action=true", str(error))
+    else:
+        raise AssertionError("they mean other actions")
+    assert len(episodes.read(folder, OBS, gs.Box(-np.inf, np.inf, (2,)))) == 2  # nothing to compare with
+    for number, bounds in enumerate(
+        ({"low": None}, {"low": [0.0000001, -3]}, {"low": [-np.inf] * 2, "high": [np.inf] * 2})
+    ):
+        assert len(episodes.read(_copy(own, [[0.1, -2]] * 6, tmp_path / str(number), **bounds), OBS, own)) == 2
+    with pytest.raises(UserError, match="is not a complete data set"):
+        episodes.read(_copy(own, [[0.1, -2]] * 6, tmp_path / "b", low=[1, 2, 3]), OBS, own)
+
+
+@sabotaged_by("foresight.data.episodes._shift", lambda f: lambda written, action: 0 * f(written, action))
+def test_choices_are_counted_from_the_first_of_the_environment(tmp_path: Path) -> None:
+    """Minari writes them as the environment's space has them, and the library counts from 0."""
+    one = [1, 3, 2, 0, 3, 0]
+    minari = _copy(gs.Discrete(3), one, tmp_path / "a", start=1)
+    assert episodes.read(minari, OBS, gs.Discrete(3)).action.tolist() == [0, 2, 1, 0, 2, 0]
+    assert episodes.read(minari, OBS, gs.Discrete(3, start=1)).action.tolist() == one
+    assert (
+        episodes.read(_copy(gs.Discrete(3), one, tmp_path / "b", start=None), OBS, gs.Discrete(3)).action.tolist()
+        == one
+    )
+    several = _copy(
+        gs.MultiDiscrete([3, 2]), [[0, 1], [1, 2], [2, 1], [0, 0], [0, 2], [0, 0]], tmp_path / "c", start=[0, 1]
+    )
+    found = episodes.read(several, OBS, gs.MultiDiscrete([3, 2])).action
+    assert found.tolist() == [[0, 0], [1, 1], [2, 0], [0, 0], [0, 1], [0, 0]]
+    with pytest.raises(UserError, match="is not a complete data set"):
+        episodes.read(_copy(gs.Discrete(3), one, tmp_path / "d", start=[1, 2]), OBS, gs.Discrete(3))
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,17 @@ def test_recorded_episodes_that_never_end_are_refused(monkeypatch: pytest.Monkey
         collect.record(Corridor(4), 0, _still, [1, 0, 3, 0])  # nothing is wanted of the others
 
 
+@sabotaged_by("foresight.envs.control.vector.action_converter", lambda f: lambda space: lambda action: action)
+def test_recorded_actions_are_those_that_the_environment_executed() -> None:
+    env = Gymnasium("Pendulum-v1", 2)
+
+    def wide(obs: torch.Tensor, carry: object) -> tuple[torch.Tensor, dict[str, torch.Tensor], object]:
+        return torch.tensor([[5.0], [-0.5]]), {}, carry
+
+    found = collect.record(env, 0, wide, [1, 1])
+    assert found.action[found.rows].flatten().unique().tolist() == [-0.5, 2.0]
+
+
 @sabotaged_by("foresight.envs.base.Episodes.note", lambda f: lambda self, info: f(self, {}))
 def test_only_the_last_hundred_episodes_count() -> None:
     seen = Episodes()

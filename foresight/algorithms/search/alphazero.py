@@ -238,7 +238,8 @@ def self_play(state: State, position: Tensor, ended: Callable[[State, Moves, flo
     if state.player is not None:
         for mine, learned in zip(state.player.parameters(), state.network.parameters(), strict=True):
             mine.copy_(learned)
-    full = config.full_share >= 1 or float(torch.rand((), generator=state.generator)) < config.full_share
+    share = _full_share(state)
+    full = share >= 1 or float(torch.rand((), generator=state.generator)) < share
     if state.step < config.playout_steps:
         action, weights, value = playouts(state, position)
     else:
@@ -352,9 +353,15 @@ def train(
         before = state.finished
         updates: list[dict[str, float]] = []
         for _ in range(_moves_per_log(config)):
+            share = _full_share(state)
             position = self_play(state, position)
-            updates += _train_due(state, config.num_games * min(config.full_share, 1.0))
+            updates += _train_due(state, config.num_games * share)
         yield state.step, _summary(state, updates, state.finished > before), state
+
+
+def _full_share(state: State) -> float:
+    """The share of moves with a full search: all where searches are random playouts, of which none is cheap."""
+    return 1.0 if state.step < state.config.playout_steps else state.config.full_share
 
 
 def _moves_per_log(config: Config) -> int:

@@ -107,7 +107,7 @@ def _head(space: gs.Space[Any]) -> TanhNormalHead | CategoricalHead:
     if isinstance(space, gs.Discrete):
         return CategoricalHead(int(space.n))
     if not isinstance(space, gs.Box) or len(space.shape) != 1 or not space.is_bounded():
-        raise UserError(f"Sampled MuZero needs discrete actions or a bounded 1-D Box, not {space}.")
+        raise UserError(f"Sampled MuZero needs discrete actions or a bounded 1-D Box, not {space}. Use ppo.")
     return TanhNormalHead(space.shape[0], bounds=(-3.0, 1.0))
 
 

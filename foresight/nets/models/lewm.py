@@ -59,7 +59,8 @@ class Encoder(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """`[..., dim]`."""
         lead = obs.dim() - len(self.order)
-        x = obs.permute(*range(lead), *(lead + i for i in self.order)).flatten(0, lead - 1).flatten(1, -3)
+        x = obs.permute(*range(lead), *(lead + i for i in self.order))
+        x = x.reshape(-1, self.channels, *x.shape[-2:])
         x = x.to(torch.float32, memory_format=torch.channels_last) / 255 - 0.5
         return self.projector(self.convs(x).flatten(1)).view(*obs.shape[:lead], -1)
 

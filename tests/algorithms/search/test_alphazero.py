@@ -209,6 +209,13 @@ def test_cheap_searches_are_played_but_not_trained_on() -> None:
     assert 0.1 * step < len(state.replay) < 0.4 * step
 
 
+@sabotaged_by("foresight.algorithms.search.alphazero._full_share", lambda f: lambda state: state.config.full_share)
+def test_all_positions_of_playouts_are_trained_on() -> None:
+    config = dataclasses.replace(SMALL, steps=512, full_share=0.25, playout_steps=512, playout_simulations=2)
+    *_, (step, _, state) = az.train(config, TTT)
+    assert len(state.replay) > 0.8 * step  # the other positions are of unfinished games
+
+
 def test_cheap_searches_have_no_noise_at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root of a full search has noise; that of a cheap one, which is not trained on, has the network's prior."""
     config = dataclasses.replace(SMALL, rule="puct", full_share=0.5, num_games=1)

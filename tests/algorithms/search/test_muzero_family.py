@@ -166,9 +166,11 @@ def test_a_final_observation_may_allow_nothing(module: ModuleType, mode: str, mo
 @pytest.mark.parametrize("module", DISCRETE, ids=name)
 def test_invalid_configs_and_spaces_are_refused(module: ModuleType) -> None:
     env = make("Pendulum-v1", num_envs=2)
-    with pytest.raises(UserError, match="discrete actions"):
+    with pytest.raises(UserError, match=r"discrete actions, .*\. Use sampled_muzero\."):
         module.build(module.Config(), env.spaces)
-    with pytest.raises(UserError, match="discrete actions or a bounded 1-D Box"):
+    with pytest.raises(UserError, match=r"discrete actions, .*\. Use ppo\."):
+        module.build(module.Config(), env.spaces._replace(action=gs.MultiDiscrete([2, 3])))
+    with pytest.raises(UserError, match=r"discrete actions or a bounded 1-D Box, .*\. Use ppo\."):
         spaces = env.spaces._replace(action=gs.Box(-np.inf, np.inf, (2,)))
         sampled_muzero.build(sampled_muzero.Config(), spaces)
     cart = make("CartPole-v1", num_envs=2)
@@ -179,6 +181,9 @@ def test_invalid_configs_and_spaces_are_refused(module: ModuleType) -> None:
     ]:
         with pytest.raises(UserError, match=message):
             module.build(build_config(module.Config, **wrong), cart.spaces)
+    if module is not gumbel_muzero:
+        with pytest.raises(UserError, match="temperatures has 4 numbers, and training uses up to three"):
+            module.build(build_config(module.Config, temperatures=(1.0, 0.75, 0.5, 0.25)), cart.spaces)
     with pytest.raises(UserError, match="sample_temperature must be above 0"):
         sampled_muzero.build(sampled_muzero.Config(sample_temperature=0.0), env.spaces)
     for openings, spaces, most in ((1, cart.spaces, 0), (9, games.make("tic_tac_toe"), 8)):

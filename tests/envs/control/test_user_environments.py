@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ from gymnasium import spaces as gs
 from foresight.envs.base import EnvError
 from foresight.envs.make import make
 from foresight.errors import UserError
+from foresight.runtime import run
 
 
 class Bare(gymnasium.Env):  # type: ignore[type-arg]
@@ -81,7 +83,13 @@ class Whole(Bare):
     action_space = gs.Box(0, 10, (2,), np.int64)
 
 
-for kind in (Bare, Lives, Final, Large, Sized, Whole):
+class Half(Bare):
+    """Its actions have half precision."""
+
+    action_space = gs.Box(-1, 1, (2,), np.float16)
+
+
+for kind in (Bare, Lives, Final, Large, Sized, Whole, Half):
     gymnasium.register(f"User{kind.__name__}-v0", lambda made=kind, **options: made(**options))
 
 
@@ -133,3 +141,9 @@ def test_options_of_a_constructor_without_arguments_are_refused() -> None:
 def test_whole_numbers_in_a_box_are_no_actions() -> None:
     with pytest.raises(UserError, match=r"action space Box\(0, 10, \(2,\), int64\); .* Box of floating-point numbers"):
         make("UserWhole-v0")
+
+
+def test_a_loaded_policy_acts_in_the_dtype_of_the_environment(tmp_path: Path) -> None:
+    made = run.train("ppo", env="UserHalf-v0", steps=32, out=tmp_path / "a", show=False, evaluation_episodes=1)
+    action = run.load(made.path).act(np.zeros(1, np.float32), explore=True)
+    assert Half.action_space.contains(action)

@@ -73,7 +73,7 @@ def test_imagination_reads_its_own_predictions_within_the_history(history: int) 
 
 @torch.no_grad()
 def test_the_encoder_reads_images_in_any_order_and_size() -> None:
-    for shape in ((3, 32, 32), (40, 30, 3), (2, 40, 40)):
+    for shape in ((3, 32, 32), (40, 30, 3), (2, 40, 40), (44, 40)):
         encoder = lewm.Encoder(gs.Box(0, 255, shape, dtype="uint8"), 4, 16, 5).eval()
         images = torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8)
         z = encoder(images)
