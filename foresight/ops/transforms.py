@@ -151,7 +151,8 @@ def to_bins(x: Tensor, low: Tensor | float, high: Tensor | float, edges: Tensor 
     (arXiv:2406.09246), whose 256 tokens have 255 centers.
     """
     count = edges - 1
-    return ((x - low) / (high - low) * count).floor().long().clamp(min=0).clamp(max=count - 1)
+    # clamped first: int64 overflows
+    return ((x - low) / (high - low) * count).floor().clamp(min=0).clamp(max=count - 1).long()
 
 
 def from_bins(tokens: Tensor, low: Tensor | float, high: Tensor | float, edges: Tensor | int = 256) -> Tensor:

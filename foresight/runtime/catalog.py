@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, get_type_hints
 
 from foresight.errors import UserError, unknown
 from foresight.runtime import legacy
@@ -139,8 +139,32 @@ def entry(name: str) -> Entry:
     return algorithms()[name]
 
 
+def reread(name: str) -> None:
+    """Forget a user's file that changed since it was read, as between two trainings in a notebook.
+
+    A run calls this once, before it begins: while it trains, its file may be edited, and be incomplete.
+    """
+    path = Path(name).expanduser().resolve()
+    if name.endswith(".py") and path in _STAMPS and path.is_file() and _STAMPS[path] != _stamp(path):
+        del _STAMPS[path]
+        _config_class.cache_clear()
+        sys.modules.pop(f"foresight_file_{path.stem}", None)
+
+
+_STAMPS: dict[Path, tuple[int, int]] = {}  # of users' files, when they were read
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What differs when a file was edited: the time of its last change, in nanoseconds, and its bytes."""
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size
+
+
 def module(name: str) -> Algorithm:
-    """The algorithm's module (this imports torch). Raises UserError for a user's file without one of `FUNCTIONS`."""
+    """The algorithm's module (this imports torch). Raises UserError for a user's file without one of `FUNCTIONS`.
+
+    Modules beside a user's file can be imported by it, as if it were run by Python.
+    """
     found = entry(name)
     if found.path.is_relative_to(ROOT):
         return cast(Algorithm, importlib.import_module(f"foresight.algorithms.{found.family}.{found.name}"))
@@ -152,9 +176,16 @@ def module(name: str) -> Algorithm:
     if spec is None or spec.loader is None:
         raise UserError(f"{found.path} cannot be imported.")
     loaded = importlib.util.module_from_spec(spec)
+    _STAMPS.setdefault(found.path, _stamp(found.path))
     _parse(read_source(found.path), found.path)  # raises a sentence
+    if (folder := str(found.path.parent)) not in sys.path:
+        sys.path.append(folder)
     sys.modules[alias] = loaded  # before it runs: dataclasses look up their module
-    spec.loader.exec_module(loaded)
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[alias]
+        raise
     if missing := [part for part in FUNCTIONS if not callable(getattr(loaded, part, None))]:
         del sys.modules[alias]
         raise UserError(
@@ -179,6 +210,9 @@ def config_class(name: str) -> type[Any]:
 def _config_class(name: str) -> type[Any]:
     """`name`: of an algorithm of the library, or an absolute path, as the same name elsewhere is another file."""
     path = entry(name).path
+    own = not path.is_relative_to(ROOT)
+    if own:
+        _STAMPS.setdefault(path, _stamp(path))
     kept: list[ast.stmt] = [node for node in _parse(read_source(path), path).body if _is_light(node)]
     if not any(isinstance(node, ast.ClassDef) for node in kept):
         raise UserError(f"{path} has no class Config.")
@@ -188,6 +222,8 @@ def _config_class(name: str) -> type[Any]:
     sys.modules[alias] = stub
     try:
         exec(compile(ast.Module(kept, type_ignores=[]), str(path), "exec"), stub.__dict__)
+        if own:
+            get_type_hints(stub.__dict__["Config"])  # they may be aliases, or imported for nothing else
     except NameError:
         del sys.modules[alias]
         return module(name).Config

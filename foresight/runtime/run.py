@@ -114,6 +114,7 @@ def train(
 
     Raises UserError for a user's mistake, and `Interrupted` (a KeyboardInterrupt) after Ctrl-C, when it has saved.
     """
+    catalog.reread(name)
     common = {"steps": steps, "seed": seed, "model": model}
     resolved = resolve.resolve(
         name,
@@ -194,6 +195,7 @@ def resume(
             raise UserError(f"There is no checkpoint {path}. There are: {checkpoint.listed(path.parent)}.")
         start, path = path, path.parent.parent
     resolved = settings.Settings.read(path)
+    catalog.reread(resolved.algorithm)
     if steps is not None:
         changed = config_fields.coerce(resolved.algorithm, {"steps": steps})
         resolved = dataclasses.replace(resolved, config={**resolved.config, **changed})
@@ -239,7 +241,9 @@ def load(
     """
     from foresight.runtime.agent import Agent
 
-    return Agent(find(path), checkpoint, device, completer)
+    found = find(path)
+    catalog.reread(settings.Settings.read(found).algorithm)
+    return Agent(found, checkpoint, device, completer)
 
 
 def find(path: str | Path) -> Path:

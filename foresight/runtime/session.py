@@ -104,7 +104,11 @@ class Session:
             self.run_locked()
 
     def run_locked(self) -> None:
-        """As `run`, for a caller that holds the lock of the run directory."""
+        """As `run`, for a caller that holds the lock of the run directory.
+
+        The caller's global generators are afterwards as they were before.
+        """
+        before = machine.global_rng()
         machine.configure_malloc(machine.POOL_AT_START)  # weights, gradients and moments would leave holes in the pool
         with machine.threads(self.settings.config.get("threads")), Interruption(self.progress.note) as interruption:
             with_actors = self.settings.actors > 0
@@ -166,6 +170,7 @@ class Session:
                 environments.close(env)
                 if evaluation_env is not env:
                     environments.close(evaluation_env)
+                machine.set_global_rng(before)
 
     def _build(self, env: Environment) -> State:
         """A new State, or the one in the checkpoint that the run starts from."""

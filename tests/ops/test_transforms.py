@@ -24,3 +24,5 @@ def test_tokens_and_centers_are_inverse() -> None:
 @sabotaged_by("foresight.ops.transforms.to_bins", lambda f: lambda x, low, high, edges: f(x, low, high + 1, edges))
 def test_numbers_outside_are_in_the_outer_bins() -> None:
     assert transforms.to_bins(torch.tensor([-9.0, -1.0, 1.0, 9.0]), -1.0, 1.0, 256).tolist() == [0, 0, 254, 254]
+    far = torch.tensor([1e18, 1e30, torch.inf, -1e30, -torch.inf])
+    assert transforms.to_bins(far, -1.0, 1.0, 256).tolist() == [254] * 3 + [0] * 2

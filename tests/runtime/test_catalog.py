@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,71 @@ def test_an_own_file_without_its_functions_is_refused_before_training(tmp_path: 
         with pytest.raises(UserError, match=rf"partial\.py has no function {', '.join(missing)}\. "):
             run.train(str(own), env="GridWorld4x4", out=tmp_path / "out", show=False, steps=100)
         assert not (tmp_path / "out").exists()
+
+
+def _own(path: Path, edit: Callable[[str], str] = lambda source: source) -> Path:
+    path.write_text(edit(catalog.entry("q_learning").path.read_text(encoding="utf-8")), encoding="utf-8")
+    return path
+
+
+def _rate(path: Path, out: Path) -> float:
+    return float(run.train(str(path), env="GridWorld4x4", out=out, show=False, steps=100).settings.config["gamma"])
+
+
+def test_an_own_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    """Between two trainings, not within one; and an error in it is forgotten when it is fixed."""
+    own = _own(tmp_path / "edited.py")
+    before = _rate(own, tmp_path / "a")
+    module = catalog.module(str(own))
+    _own(own, lambda source: re.sub(r"gamma: float = [\d.]+", "gamma: float = 0.625", source))
+    assert catalog.module(str(own)) is module and catalog.config_class(str(own))().gamma == before
+    assert _rate(own, tmp_path / "b") == 0.625 != before
+    own.write_text("oh no")
+    with pytest.raises(UserError, match=r"edited\.py, line 1: "):
+        run.train(str(own), env="GridWorld4x4", out=tmp_path / "c", show=False, steps=100)
+    _own(own, lambda source: source.replace("import torch\n", "import torch\nunknown\n"))
+    for _ in range(2):
+        with pytest.raises(NameError, match="unknown"):
+            run.train(str(own), env="GridWorld4x4", out=tmp_path / "c", show=False, steps=100)
+    assert _rate(_own(own), tmp_path / "c") == before
+
+
+def test_an_own_file_imports_what_is_beside_it_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_it.py").write_text("GAMMA = 0.375")
+    own = _own(
+        tmp_path / "importing.py", lambda source: source.replace("import torch\n", "import torch\nimport beside_it\n")
+    )
+    assert catalog.module(str(own)).beside_it.GAMMA == 0.375
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("place: Path = Path('a')", r"The field 'place' of Config is 'a', a PosixPath\. It must be a string"),
+        ("kept: frozenset[int] = frozenset({1})", r"The field 'kept' of Config is 'frozenset\(\{1\}\)', a frozenset"),
+    ],
+)
+def test_a_field_that_cannot_be_written_is_named_before_training(tmp_path: Path, field: str, message: str) -> None:
+    own = _own(
+        tmp_path / "fields.py",
+        lambda source: source.replace("import torch\n", "import torch\nfrom pathlib import Path\n").replace(
+            "class Config:\n", f"class Config:\n    {field}  # a value\n"
+        ),
+    )
+    with pytest.raises(UserError, match=message):
+        run.train(str(own), env="GridWorld4x4", out=tmp_path / "out", show=False, steps=100)
+    assert not (tmp_path / "out").exists()
+
+
+def test_types_of_fields_may_have_other_names(tmp_path: Path) -> None:
+    own = tmp_path / "aliases.py"
+    alias = SOURCE.replace("from dataclasses", "from __future__ import annotations\nfrom dataclasses")
+    alias = alias.replace("@dataclass", "Floats = tuple[float, ...]\n\n@dataclass")
+    own.write_text(alias + "    rates: Floats = (0.5,)  # of learning\n" + PARTS)
+    assert config_fields.coerce(str(own), {"rates": [1, 2]}) == {"rates": (1.0, 2.0)}
 
 
 def test_an_own_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

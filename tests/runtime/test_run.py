@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -694,6 +695,20 @@ def test_load_acts_as_the_trained_state_did(tmp_path: Path) -> None:
     values = [row["evaluation/accuracy"] for row in run.metrics() if "evaluation/accuracy" in row]
     best = foresight.load(run.path, "best")
     assert best.step == 150 * (1 + values.index(max(values))) and best.evaluate().mean == max(values)
+
+
+def test_training_leaves_the_global_random_numbers_alone(tmp_path: Path) -> None:
+    def draw() -> list[float]:
+        return [torch.rand(()).item(), random.random(), float(np.random.rand())]
+
+    def seed() -> None:
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+
+    seed()
+    expected = draw()
+    seed()
+    adder(tmp_path / "a", steps=5)
+    assert draw() == expected
 
 
 def test_every_counts_multiples() -> None:

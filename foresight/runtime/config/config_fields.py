@@ -44,6 +44,20 @@ def written(options: Any, name: str = "env_options") -> Any:
     )
 
 
+def check_written(config: dict[str, Any]) -> None:
+    """Raise UserError, naming the field, for a value that config.yaml cannot hold."""
+    import yaml
+
+    for name, value in config.items():
+        try:
+            yaml.safe_dump(value)
+        except yaml.YAMLError as error:
+            raise UserError(
+                f"The field '{name}' of Config is {str(value)[:60]!r}, a {type(value).__name__}. It must be a string, "
+                "a number, a list of these, or a dataclass of them."
+            ) from error
+
+
 def fields(algorithm: str, preset: dict[str, Any]) -> dict[str, Any]:
     """All fields of an algorithm's Config: its defaults, overridden by `preset`."""
     kind = catalog.config_class(algorithm)

@@ -85,6 +85,7 @@ def resolve(
     typed = config_fields.coerce(algorithm, given)
     config = {**base, **typed}
     config_fields.check(config, entry.unit)
+    config_fields.check_written(config)
     effects.check(algorithm, config, typed, actors)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("kind", entry.kind)  # some algorithms take two kinds of environment
