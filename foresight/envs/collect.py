@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from gymnasium import spaces as gs
 from torch import Tensor
 
 from foresight.data import episodes as data
@@ -174,7 +175,10 @@ def record(
     """
     running: list[list[tuple[Tree, Tensor, Tensor]]] = [[] for _ in quota]
     found: list[list[data.Episodes]] = [[] for _ in quota]
-    obs, carry, executed = env.reset(seed), None, action_converter(env.spaces.action)
+    obs, carry = env.reset(seed), None
+    space = env.spaces.action
+    shared = getattr(env, "engine_action", space) is not None  # None: of several tasks, whose bounds differ
+    executed = action_converter(space if shared and isinstance(space, gs.Box) else None)
     while any(len(done) < wanted for done, wanted in zip(found, quota, strict=True)):
         action, _, carry = choose(trees.to(obs, device), carry)
         action = action.cpu()

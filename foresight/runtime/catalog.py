@@ -42,6 +42,7 @@ EXAMPLES = {
 }  # fmt: skip
 FUNCTIONS = ("build", "act", "train")  # of every algorithm
 HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MULTILINE)
+_STAMPS: dict[Path, tuple[int, int]] = {}  # of users' files, when they were read
 
 
 def in_checkout() -> bool:
@@ -149,9 +150,6 @@ def reread(name: str) -> None:
         del _STAMPS[path]
         _config_class.cache_clear()
         sys.modules.pop(f"foresight_file_{path.stem}", None)
-
-
-_STAMPS: dict[Path, tuple[int, int]] = {}  # of users' files, when they were read
 
 
 def _stamp(path: Path) -> tuple[int, int]:
