@@ -39,6 +39,7 @@ class Agent:
         self.path = path
         self.settings = Settings.read(path)
         found = checkpoint.find(path, which)
+        machine.require_float32()
         self.module = catalog.module(self.settings.algorithm)
         self.config = build_config(self.module.Config, **self.settings.config)
         self._missing_data: UserError | None = None  # raised by `evaluate`

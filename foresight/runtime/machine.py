@@ -49,6 +49,15 @@ def device_of(state: object) -> torch.device:
     return next(others, torch.device("cpu"))
 
 
+def require_float32() -> None:
+    """Raise UserError if new tensors would have another dtype than the observations, by torch's default dtype."""
+    if torch.get_default_dtype() != torch.float32:
+        raise UserError(
+            f"The default dtype of torch is {torch.get_default_dtype()}, and networks here have float32: call "
+            "torch.set_default_dtype(torch.float32) first."
+        )
+
+
 def seed_everything(seed: int) -> None:
     """Seed the global generators, for code (dropout, initialization) that takes no generator."""
     torch.manual_seed(seed)

@@ -174,6 +174,7 @@ class Session:
 
     def _build(self, env: Environment) -> State:
         """A new State, or the one in the checkpoint that the run starts from."""
+        machine.require_float32()
         machine.seed_everything(self.settings.seed)
         state = self.module.build(self.config, environments.spaces(env), self.device)
         self.built = run_state.optimizer_settings(state)

@@ -711,6 +711,20 @@ def test_training_leaves_the_global_random_numbers_alone(tmp_path: Path) -> None
     assert draw() == expected
 
 
+def test_another_default_dtype_is_refused(tmp_path: Path) -> None:
+    path = adder(tmp_path / "a", steps=5).path
+    torch.set_default_dtype(torch.float64)
+    try:
+        for made in (lambda: foresight.load(path), lambda: adder(tmp_path / "b", steps=5)):
+            with pytest.raises(
+                UserError, match=r"dtype of torch is torch.float64, .*set_default_dtype\(torch.float32\)"
+            ):
+                made()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not (tmp_path / "b").exists()
+
+
 def test_every_counts_multiples() -> None:
     due = Every(10)
     assert [step for step in range(1, 41, 3) if due(step)] == [10, 22, 31, 40]
