@@ -118,18 +118,18 @@ def _own(path: Path, edit: Callable[[str], str] = lambda source: source) -> Path
     return path
 
 
-def _rate(path: Path, out: Path) -> float:
+def _gamma(path: Path, out: Path) -> float:
     return float(run.train(str(path), env="GridWorld4x4", out=out, show=False, steps=100).settings.config["gamma"])
 
 
 def test_an_own_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
     """Between two trainings, not within one; and an error in it is forgotten when it is fixed."""
     own = _own(tmp_path / "edited.py")
-    before = _rate(own, tmp_path / "a")
+    before = _gamma(own, tmp_path / "a")
     module = catalog.module(str(own))
     _own(own, lambda source: re.sub(r"gamma: float = [\d.]+", "gamma: float = 0.625", source))
     assert catalog.module(str(own)) is module and catalog.config_class(str(own))().gamma == before
-    assert _rate(own, tmp_path / "b") == 0.625 != before
+    assert _gamma(own, tmp_path / "b") == 0.625 != before
     own.write_text("oh no")
     with pytest.raises(UserError, match=r"edited\.py, line 1: "):
         run.train(str(own), env="GridWorld4x4", out=tmp_path / "c", show=False, steps=100)
@@ -137,7 +137,7 @@ def test_an_own_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(NameError, match="unknown"):
             run.train(str(own), env="GridWorld4x4", out=tmp_path / "c", show=False, steps=100)
-    assert _rate(_own(own), tmp_path / "c") == before
+    assert _gamma(_own(own), tmp_path / "c") == before
 
 
 def test_an_own_file_imports_what_is_beside_it_from_any_directory(
