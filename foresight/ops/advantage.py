@@ -75,7 +75,7 @@ def mean_scaled(rewards: Tensor) -> Tensor:
     """
     if bool((rewards < 0).any()):
         raise UserError("Rewards are divided by their mean only if they are at least 0. Set --scale group")
-    mean = rewards.nanmean(1, keepdim=True)
+    mean = (1.0 * rewards).nanmean(1, keepdim=True)
     return torch.where(mean > 0, _centered(rewards)[0] / mean, 0)
 
 
@@ -96,7 +96,7 @@ def differs(rewards: Tensor) -> Tensor:
     (arXiv:2503.14476), eq. 11.
     """
     scored = ~rewards.isnan()
-    highest, lowest = rewards.masked_fill(~scored, -torch.inf), rewards.masked_fill(~scored, torch.inf)
+    highest, lowest = torch.where(scored, rewards, -torch.inf), torch.where(scored, rewards, torch.inf)
     return highest.amax(1) > lowest.amin(1)
 
 
@@ -127,8 +127,9 @@ def _centered(rewards: Tensor) -> tuple[Tensor, Tensor]:
     count = scored.sum(1, keepdim=True)
     filled = rewards.masked_fill(~scored, 0)
     mean = filled.sum(1, keepdim=True) / count.clamp(min=1)
-    highest = rewards.masked_fill(~scored, -torch.inf).amax(1, keepdim=True)
-    lowest = rewards.masked_fill(~scored, torch.inf).amin(1, keepdim=True)
+    # Rewards may be integers, which masked_fill would refuse to fill with infinity.
+    highest = torch.where(scored, rewards, -torch.inf).amax(1, keepdim=True)
+    lowest = torch.where(scored, rewards, torch.inf).amin(1, keepdim=True)
     # highest <= lowest, not std == 0: the mean of equal values may round to another value.
     return (filled - mean).masked_fill(~scored | (highest <= lowest), 0), count
 

@@ -101,6 +101,14 @@ def test_group_advantages_by_definition(seed: int, size: int) -> None:
     close(advantage.group_scaled(3 * rewards - 5, eps=1e-12), scaled_once)
 
 
+@pytest.mark.parametrize("name", [
+    "group_centered", "group_scaled", "batch_scaled", "mean_scaled", "leave_one_out", "differs",
+])  # fmt: skip
+def test_rewards_may_be_integers(name: str) -> None:
+    rewards, function = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1], [2, 0, 0, 0]]), getattr(advantage, name)
+    assert torch.equal(function(rewards), function(rewards.float())) and function(rewards).any()
+
+
 @sabotaged_by("foresight.ops.advantage.batch_scaled", flip_sign, scaled(1.1), change("rewards", torch.square))
 @given(SEEDS, st.integers(2, 6))
 def test_one_group_is_scaled_as_a_batch(seed: int, size: int) -> None:
