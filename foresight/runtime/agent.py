@@ -77,9 +77,9 @@ class Agent:
         inputs = tree_map(lambda x: x.to(device), batch)
         with torch.no_grad():
             action, _, self._carry = self.module.act(self.state, inputs, self._carry, explore=explore)
-        kind = getattr(getattr(self.env, "engine_action", self.spaces.action), "dtype", None)
         array: NDArray[Any] = self.convert(action.cpu()).numpy()
-        array = array if kind is None else array.astype(kind, copy=False)
+        if (kind := getattr(self._engine_action, "dtype", None)) is not None:
+            array = array.astype(kind, copy=False)
         if not single:
             return array
         first: NDArray[Any] | int | bool = (
@@ -92,7 +92,12 @@ class Agent:
         """The function from the policy's actions `[B, ...]` to those that a Gymnasium environment takes; see `act`."""
         from foresight.envs.control.vector import action_converter
 
-        return action_converter(getattr(self.env, "engine_action", self.spaces.action))
+        return action_converter(self._engine_action)
+
+    @property
+    def _engine_action(self) -> Any:
+        """The environment's own action space; None for several whose bounds differ."""
+        return getattr(self.env, "engine_action", self.spaces.action)
 
     def reward(self, reward: float | Tensor) -> None:
         """Pass the reward of the last action (`[B]` for a batch) to a policy that acts on it; others ignore it."""
