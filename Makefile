@@ -50,7 +50,8 @@ demo: install ## Teach a small language model to add (four minutes on two cores)
 		echo "$(BIN)/foresight studio $$run"; fi
 
 test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae", WORKERS=2).
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
+	# Modules are compiled once, not by each of the many processes that tests start, whatever the shell has set.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 lint: install ## ruff (rules and format) and mypy.
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from pathlib import Path
 # Before anything imports them: no test may reach for a hub, and many small tensors are faster on one thread.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a thread that waits leaves its core to the other worker
 if "PYTEST_XDIST_WORKER" in os.environ:  # one core each, also for the processes that tests start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -19,8 +19,8 @@ from tests.sabotage import change, sabotaged_by
 GAMMA = 0.8
 # Free nats leave the prior, and with it what is imagined, imprecise: few of them.
 DREAMER = dreamer.Config(
-    steps=10**9, num_envs=256, rollout_steps=8, learning_starts=0, train_ratio=1e-9, batch_size=64, sequence_length=4,
-    replay_size=40_960, horizon=4, learning_rate=1e-2, lr_warmup=10, gamma=GAMMA, slow_critic_rate=0.1,
+    steps=10**9, num_envs=256, rollout_steps=8, learning_starts=0, train_ratio=1e-9, batch_size=64, sequence_length=3,
+    replay_size=40_960, horizon=2, learning_rate=1e-2, lr_warmup=10, gamma=GAMMA, slow_critic_rate=0.1,
     deter=32, hidden=32, groups=4, classes=4, blocks=1, units=32, layers=1, free_nats=0.1,
 )  # fmt: skip
 
@@ -80,7 +80,7 @@ def trained(name: str) -> tuple[Any, Any]:
     for _ in range(20):
         segment, obs, carry = algorithm.rollout(state, env, obs, carry)
         algorithm.learn(state, segment)
-    fast, slow = (300, 140) if name == "dreamer" else (200, 40)
+    fast, slow = (200, 60) if name == "dreamer" else (200, 40)
     for _ in range(fast):
         update(state)
     for optimizer in {id(x): x for x in (state.optimizer, getattr(state, "agent_optimizer", state.optimizer))}.values():
