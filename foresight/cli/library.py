@@ -55,9 +55,10 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
     described = fields.describe(catalog.config_class(name), entry.path)
     presets, found = catalog.presets(name), results.rows()
     page = catalog.ROOT.parent / "docs" / f"{entry.name}.md"
+    documented = entry.ours and page.is_file()
     if json:
         config = [dataclasses.asdict(field) for field in described]
-        docs = str(page) if page.is_file() else None
+        docs = str(page) if documented else None
         screen.emit(
             {**_facts(entry, presets, found), "doc": entry.doc, "config": config, "presets": presets, "docs": docs}
         )
@@ -74,13 +75,17 @@ def show(name: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
             text = f"{_differences(preset)}\nSource: {preset.get('source', 'none')}"
             console.print(Text(key), Padding(Text(text), (0, 0, 0, 4)))
     console.print("\nResults (targets)", style="bold")
-    verified = results.verified(entry.name, found)
+    verified = _verified(entry, found)
     for row in verified:
         console.print(f"{row.text()}, {row.file}", markup=False, soft_wrap=True)
     if not verified:
         console.print("not run")
-    console.print(f"\nCode {entry.path}" + (f"\nPage {page}" if page.is_file() else ""), style="dim")
+    console.print(f"\nCode {entry.path}" + (f"\nPage {page}" if documented else ""), style="dim")
     return 0
+
+
+def _verified(entry: catalog.Entry, found: list[results.Row]) -> list[results.Row]:
+    return results.verified(entry.name, found) if entry.ours else []
 
 
 def plain(value: Any) -> str:
@@ -98,7 +103,7 @@ def _facts(entry: catalog.Entry, presets: dict[str, Any], found: list[results.Ro
         "unit": entry.unit,
         "title": entry.title,
         "presets": list(presets),
-        "verified": [{**dataclasses.asdict(row), "file": row.file} for row in results.verified(entry.name, found)],
+        "verified": [{**dataclasses.asdict(row), "file": row.file} for row in _verified(entry, found)],
     }
 
 

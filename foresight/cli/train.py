@@ -95,7 +95,7 @@ def parse(name: str, args: Sequence[str]) -> tuple[Options, dict[str, Any]]:
     Prints help and exits if `args` contains --help. Raises `UserError` for an unknown preset or field.
     """
     entry, config = catalog.entry(name), catalog.config_class(name)
-    args, notes = legacy.arguments(entry.name, args)
+    args, notes = legacy.arguments(entry.name, args) if entry.ours else (args, [])
     for note in notes:
         screen.stderr().print(note, style="dim", highlight=False)
     hints = {f.name: f.type for f in fields.describe(config, entry.path)}

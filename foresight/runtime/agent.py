@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresight.data.trajectory import Tree, tree_map
+from foresight.data.trees import first
 from foresight.errors import UserError
 from foresight.runtime import catalog, environments, kinds, machine
 from foresight.runtime.checkpoints import checkpoint, run_state
@@ -60,6 +61,7 @@ class Agent:
 
             server.attach(self.state, completer, report=lambda text: print(text, file=sys.stderr, flush=True))
         self._carry: Tree = None
+        self._rows = 0  # observations that `_carry` remembers
 
     def act(self, obs: Any, explore: bool = False) -> Any:
         """The action for `obs`: one observation or a batch, as arrays, tensors, lists or dicts of these.
@@ -67,7 +69,8 @@ class Agent:
         One observation gives one action, in the form that a Gymnasium environment takes (an int, or an array, within
         the bounds of its action space, which is [-1, 1] with `rescale_action`); a batch gives an array `[B, ...]`. For
         text, a prompt (or an example, or a list) gives a completion (or a list); positions of a game (of `agent.env`)
-        give an array of actions. Raises UserError if the shape does not match the environment's.
+        give an array of actions. Raises UserError if the shape does not match the environment's, or the number of
+        observations that of the last ones, which a memory holds until `reset`.
         """
         return kinds.get(self.settings.kind).act(self, obs, explore)
 
@@ -75,6 +78,7 @@ class Agent:
         """The actions for a batch of observations, as an array; only the first if `single`."""
         device = machine.device_of(self.state)
         inputs = tree_map(lambda x: x.to(device), batch)
+        self._require_rows(len(first(batch)))
         with torch.no_grad():
             action, _, self._carry = self.module.act(self.state, inputs, self._carry, explore=explore)
         array: NDArray[Any] = self.convert(action.cpu()).numpy()
@@ -82,10 +86,8 @@ class Agent:
             array = array.astype(kind, copy=False)
         if not single:
             return array
-        first: NDArray[Any] | int | bool = (
-            array[0].item() if array.ndim == 1 and array.dtype.kind in "iub" else array[0]
-        )
-        return first
+        only: NDArray[Any] | int | bool = array[0].item() if array.ndim == 1 and array.dtype.kind in "iub" else array[0]
+        return only
 
     @functools.cached_property
     def convert(self) -> Callable[[Tensor], Tensor]:
@@ -102,7 +104,17 @@ class Agent:
     def reward(self, reward: float | Tensor) -> None:
         """Pass the reward of the last action (`[B]` for a batch) to a policy that acts on it; others ignore it."""
         if self._carry is not None and hasattr(self.module, "rewarded"):
-            self._carry = self.module.rewarded(self._carry, torch.as_tensor(reward, dtype=torch.float32))
+            rewards = torch.as_tensor(reward, dtype=torch.float32)
+            self._require_rows(len(rewards) if rewards.ndim else self._rows)
+            self._carry = self.module.rewarded(self._carry, rewards)
+
+    def _require_rows(self, count: int) -> None:
+        if self._carry is not None and count != self._rows:
+            raise UserError(
+                f"{count} given, and the memory of {self.settings.algorithm} is of {self._rows}: call reset() before "
+                "other episodes begin."
+            )
+        self._rows = count
 
     def evaluate(self, episodes: int | None = None, seed: int | None = None, env: str | None = None) -> Evaluation:
         """Evaluate again, see `runtime.evaluation.evaluate`; `episodes` and `seed` default to the run's.
@@ -140,11 +152,20 @@ class Agent:
     def batch(self, obs: Any) -> tuple[Tree, bool]:
         """Observations of a control environment as a batch of tensors, and whether `obs` was a single one."""
         space = self.spaces.obs
-        if isinstance(obs, dict):
-            named = cast(gymnasium.spaces.Dict, space).spaces
-            parts = {name: _fit(obs[name], named[name], name) for name in named}
-            return {name: part for name, (part, _) in parts.items()}, all(single for _, single in parts.values())
-        return _fit(obs, space, "obs")
+        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
+            raise UserError("obs is a pair with a dict, as env.reset() returns it: give its first part alone.")
+        if not isinstance(space, gymnasium.spaces.Dict):
+            return _fit(obs, space, "obs")
+        named = space.spaces
+        if not isinstance(obs, dict) or (missing := [name for name in named if name not in obs]):
+            lacks = f"lacks {', '.join(missing)}" if isinstance(obs, dict) else f"is a {type(obs).__name__}"
+            raise UserError(f"obs {lacks}. It must be a dict of {', '.join(named)}.")
+        parts = {name: _fit(obs[name], named[name], name) for name in named}
+        sizes = {name: 0 if single else len(part) for name, (part, single) in parts.items()}
+        if len(set(sizes.values())) > 1:
+            counted = ", ".join(f"{name} {size or 'one'}" for name, size in sizes.items())
+            raise UserError(f"The parts of obs have different numbers of observations: {counted}.")
+        return {name: part for name, (part, _) in parts.items()}, not next(iter(sizes.values()))
 
     def __repr__(self) -> str:
         return f"Agent({self.settings.algorithm} on {self.settings.env}, {str(self.path)!r} at {self.step:,})"

@@ -168,6 +168,7 @@ def text(settings: Settings, summary: dict[str, Any], library: str = "transforme
     }
     full = _short(model) if model else "A language model trained from scratch"
     what = f"An adapter (LoRA) of {_short(model)}" if adapter else full
+    by = f"`{entry.name}` of the library foresight" if entry.ours else f"`{entry.path.name}` in the library foresight"
     changed = "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.typed().config.items())
     return f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()}
@@ -175,7 +176,7 @@ def text(settings: Settings, summary: dict[str, Any], library: str = "transforme
 
 # {name}
 
-{what}, trained by `{entry.name}` of the library foresight.
+{what}, trained by {by}.
 
 ## Objective
 
@@ -198,7 +199,7 @@ def text(settings: Settings, summary: dict[str, Any], library: str = "transforme
 
 One run of one seed; {summary["seconds"]:.0f} s of training, {summary["peak_gib"]:.2f} GiB of peak memory.
 
-    {summary["command"]}
+    {summary["command"].replace(str(entry.path), entry.path.name)}
 
 ```yaml
 {changed}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -41,6 +42,12 @@ EXAMPLES = {
     "GAMES": "GAMES = True", "ATTENDS": "ATTENDS = True",
 }  # fmt: skip
 FUNCTIONS = ("build", "act", "train")  # of every algorithm
+# Options of every run, in Python or on the command line: no field of a user's Config has their names.
+OPTIONS = (
+    "actors", "callbacks", "checkpoint_every", "completer", "config", "device", "env", "env_options", "evaluate_every",
+    "evaluation_episodes", "json", "keep", "keep_optimizer", "log", "name", "out", "preset", "ray", "record", "show",
+    "staleness", "task",
+)  # fmt: skip
 HEAD = re.compile(r'\A"{3}.*?"{3}\n.*?(?=^(?:@|class |def ))', re.DOTALL | re.MULTILINE)
 _STAMPS: dict[Path, tuple[int, int]] = {}  # of users' files, when they were read
 
@@ -108,6 +115,11 @@ class Entry:
     games: bool = False  # whether it also plays two-player games, by their names
     attends: bool = False  # whether it acts by attention, whatever its Config
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is an algorithm of the library, which its name then stands for; otherwise a user's file."""
+        return self.path.is_relative_to(ROOT)
+
 
 @functools.cache
 def algorithms() -> dict[str, Entry]:
@@ -164,7 +176,7 @@ def module(name: str) -> Algorithm:
     Modules beside a user's file can be imported by it, as if it were run by Python.
     """
     found = entry(name)
-    if found.path.is_relative_to(ROOT):
+    if found.ours:
         return cast(Algorithm, importlib.import_module(f"foresight.algorithms.{found.family}.{found.name}"))
     alias = f"foresight_file_{found.name}"
     loaded = sys.modules.get(alias)
@@ -176,11 +188,10 @@ def module(name: str) -> Algorithm:
     loaded = importlib.util.module_from_spec(spec)
     _STAMPS.setdefault(found.path, _stamp(found.path))
     _parse(read_source(found.path), found.path)  # raises a sentence
-    if (folder := str(found.path.parent)) not in sys.path:
-        sys.path.append(folder)
     sys.modules[alias] = loaded  # before it runs: dataclasses look up their module
     try:
-        spec.loader.exec_module(loaded)
+        with _beside(found.path.parent):
+            spec.loader.exec_module(loaded)
     except BaseException:
         del sys.modules[alias]
         raise
@@ -193,6 +204,25 @@ def module(name: str) -> Algorithm:
     return cast(Algorithm, loaded)
 
 
+@contextlib.contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Modules in the folder of a user's file come first, also before those that another one's folder has so named."""
+    others = {str(Path.cwd()), *(str(path.parent) for path in _STAMPS)} - {str(folder)}
+    names = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    for name in list(sys.modules):
+        file = getattr(sys.modules[name], "__file__", None)
+        if name.partition(".")[0] in names and file and any(Path(file).is_relative_to(path) for path in others):
+            del sys.modules[name]
+    while str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        sys.path.append(str(folder))  # for what its functions import
+
+
 def config_class(name: str) -> type[Any]:
     """The algorithm's `Config` without importing torch.
 
@@ -201,14 +231,14 @@ def config_class(name: str) -> type[Any]:
     comments on the fields). A Config that needs more is imported with its module.
     """
     found = entry(name)
-    return _config_class(found.name if found.path.is_relative_to(ROOT) else str(found.path))
+    return _config_class(found.name if found.ours else str(found.path))
 
 
 @functools.cache
 def _config_class(name: str) -> type[Any]:
     """`name`: of an algorithm of the library, or an absolute path, as the same name elsewhere is another file."""
-    path = entry(name).path
-    own = not path.is_relative_to(ROOT)
+    found = entry(name)
+    path, own = found.path, not found.ours
     if own:
         _STAMPS.setdefault(path, _stamp(path))
     kept: list[ast.stmt] = [node for node in _parse(read_source(path), path).body if _is_light(node)]
@@ -224,8 +254,16 @@ def _config_class(name: str) -> type[Any]:
             get_type_hints(stub.__dict__["Config"])  # they may be aliases, or imported for nothing else
     except NameError:
         del sys.modules[alias]
-        return module(name).Config
-    return cast(type[Any], stub.__dict__["Config"])
+        config = module(name).Config
+    else:
+        config = stub.__dict__["Config"]
+    if own and dataclasses.is_dataclass(config):
+        for field in dataclasses.fields(config):
+            if field.name in OPTIONS:
+                raise UserError(
+                    f"{path}: '{field.name}' is an option of every run. Give the field of Config another name."
+                )
+    return config
 
 
 def presets(name: str) -> dict[str, dict[str, Any]]:
@@ -234,12 +272,11 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
     Raises UserError for a file that cannot be read, or that holds anything else.
     """
     found = entry(name)
-    ours = found.path.is_relative_to(ROOT)
-    path = (ROOT / "presets" if ours else found.path.parent) / f"{found.name}.yaml"
+    path = (ROOT / "presets" if found.ours else found.path.parent) / f"{found.name}.yaml"
     fix = "Write a name and fields for each preset, as in CartPole-v1: {env: CartPole-v1, learning_rate: 0.001}."
     read: dict[str, Any] = {}
     if path.is_file():
-        read = _read_once(path, path.stat().st_mtime_ns, fix) if ours else read_mapping(path, fix)
+        read = _read_once(path, path.stat().st_mtime_ns, fix) if found.ours else read_mapping(path, fix)
     for preset, fields in read.items():
         if not isinstance(fields, dict):
             raise UserError(f"{path} cannot be read: '{preset}' is {fields!r}, not names and values. {fix}")

@@ -56,6 +56,7 @@ class Exported(nn.Module):
             if isinstance(getattr(state, field.name), nn.Module):
                 self.add_module(field.name, getattr(state, field.name))
         self._forms = (form(obs), form(carry))
+        self.requires_grad_(False)  # a file only acts: a memory would hold the graph of its whole episode
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """One step of every env."""

@@ -35,11 +35,13 @@ def has_model(state: State) -> bool:
 
 @functools.cache
 def learns_model(algorithm: str) -> bool:
-    """Whether the State of a built-in algorithm holds a world model that predicts step by step."""
-    entry = catalog.algorithms().get(algorithm)
-    if entry is None or entry.kind != "control":
-        return False  # and no language model is imported
-    return hasattr(typing.get_type_hints(catalog.module(algorithm).State).get("model"), "advance")
+    """Whether the State of an algorithm holds a world model that predicts step by step. False for a broken file."""
+    try:
+        if catalog.entry(algorithm).kind != "control":
+            return False  # and no language model is imported
+        return hasattr(typing.get_type_hints(catalog.module(algorithm).State).get("model"), "advance")
+    except Exception:  # whatever a user's file raises
+        return False
 
 
 def require_model(agent: Agent) -> Any:

@@ -69,7 +69,7 @@ class Run:
 
 
 def train(
-    name: str,
+    name: str | Path,
     *,
     preset: str | None = None,
     env: str | None = None,
@@ -96,7 +96,7 @@ def train(
     config: Any = None,
     **fields: Any,
 ) -> Run:
-    """Train the algorithm `name` and return its run directory.
+    """Train the algorithm `name`, or that of a file of your own, and return its run directory.
 
     - `preset`, or `env` (control, tabular, game) or `task` (text), which uses its preset if it has one;
     - `out`: the run directory (default: a new one under `runs/`);
@@ -114,6 +114,7 @@ def train(
 
     Raises UserError for a user's mistake, and `Interrupted` (a KeyboardInterrupt) after Ctrl-C, when it has saved.
     """
+    name = str(name)
     catalog.reread(name)
     common = {"steps": steps, "seed": seed, "model": model}
     resolved = resolve.resolve(
@@ -194,8 +195,8 @@ def resume(
         if not path.is_dir():
             raise UserError(f"There is no checkpoint {path}. There are: {checkpoint.listed(path.parent)}.")
         start, path = path, path.parent.parent
+    settings.reread(path)
     resolved = settings.Settings.read(path)
-    catalog.reread(resolved.algorithm)
     if steps is not None:
         changed = config_fields.coerce(resolved.algorithm, {"steps": steps})
         resolved = dataclasses.replace(resolved, config={**resolved.config, **changed})
@@ -242,7 +243,7 @@ def load(
     from foresight.runtime.agent import Agent
 
     found = find(path)
-    catalog.reread(settings.Settings.read(found).algorithm)
+    settings.reread(found)
     return Agent(found, checkpoint, device, completer)
 
 

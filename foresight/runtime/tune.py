@@ -254,17 +254,18 @@ def search_space(
     name: str, config: Mapping[str, Any], ranges: str | Path | None = None, only: Iterable[str] = ()
 ) -> dict[str, Range]:
     """The range of every field that is searched; see `tune`."""
-    bundled = catalog.ROOT / "presets" / "ranges" / f"{catalog.entry(name).name}.yaml"
+    entry = catalog.entry(name)
+    bundled = catalog.ROOT / "presets" / "ranges" / f"{entry.name}.yaml"
     file = bundled if ranges is None else Path(ranges)
     if ranges is not None and not file.is_file():
         raise UserError(f"There is no file {file}. Give an existing YAML file with --ranges.")
-    if file.is_file():
+    if file.is_file() and (ranges is not None or entry.ours):
         document = catalog.read_mapping(file, "Write a field and its range in each line, as in {gamma: [0.9, 0.99]}.")
         space = {str(field): _range(name, str(field), given, config) for field, given in document.items()}
     else:
         hints = field_types(catalog.config_class(name))
         guesses = {field: _guess(field, value, hints[field]) for field, value in effects.used({}, config).items()}
-        scored_by = kinds.get(catalog.entry(name).kind).scored_by
+        scored_by = kinds.get(entry.kind).scored_by
         space = {field: guess for field, guess in guesses.items() if guess is not None and field not in scored_by}
     for field in only:
         _require_searchable(name, field, config)

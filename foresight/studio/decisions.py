@@ -7,10 +7,12 @@ the agent plays greedily is recorded as far as it was asked for.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import math
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from foresight.data.trajectory import Tree as Obs
 from foresight.data.trajectory import tree_map
 from foresight.errors import UserError
 from foresight.planning.search.tree import Tree
-from foresight.runtime import catalog, environments, machine, run
+from foresight.runtime import environments, machine, run
 from foresight.runtime.agent import Agent
 from foresight.studio import dreams, trees
 from foresight.studio.encode import whole
@@ -65,10 +67,8 @@ class Decisions:
         """The runs with a checkpoint, as `boards.Players.names` lists players; `episode` tells them apart."""
         found = []
         for row in self._library.table():
-            entry = catalog.algorithms().get(row["algorithm"])
-            searches = entry is not None and entry.family == "search" and row["kind"] == "control"
-            if searches and self._library.saved(row["id"]):
-                fields = self._library.settings(row["id"])
+            fields = self._library.settings(row["id"]) if row["kind"] == "control" else {}
+            if "simulations" in fields and self._library.saved(row["id"]):
                 usual = fields.get("play_simulations") or fields.get("simulations")
                 usual = max(1, min(usual, MOST)) if type(usual) is int else USUAL
                 found.append(
@@ -97,7 +97,7 @@ class Decisions:
             last = at == len(episode.steps) - 1
             single = isinstance(here.obs, Tensor) and here.picture is None
             return {
-                "game": f"{agent.settings.algorithm} on {agent.settings.env}",
+                "game": f"{Path(agent.settings.algorithm).stem} on {agent.settings.env}",
                 "step": at,
                 "longest": at if last and episode.over else LONGEST,
                 "over": episode.over if last else None,
@@ -116,8 +116,8 @@ class Decisions:
                 _close(episode.env)
             self._agents, self._episodes = {}, {}
             agent = run.load(path)
-            entry = catalog.algorithms().get(agent.settings.algorithm)
-            if entry is None or entry.family != "search" or agent.settings.kind != "control":
+            searches = "simulations" in inspect.signature(agent.module.act).parameters
+            if not searches or agent.settings.kind != "control":
                 agent.close()
                 raise UserError(f"The run {path.name} does not search in an environment. Choose another run.")
             if hasattr(agent.state, "replay"):

@@ -174,10 +174,16 @@ def check(config: ModelConfig, *counts: str) -> None:
     memory.require(config.num_envs, config.simulations, 1, 4 * training.latent_size)  # a lower bound
     if not 0 <= config.reanalyze <= 1:
         raise UserError(f"reanalyze must be between 0 and 1, not {config.reanalyze}.")
-    if training.search_values and int(config.reanalyze * training.batch_size) < 1:
+    fresh = int(config.reanalyze * training.batch_size)
+    if training.search_values and fresh < 1:
         raise UserError(
             f"search_values is set, but reanalyze is {config.reanalyze}: none of the {training.batch_size} sequences "
             "of a batch is searched again. Raise reanalyze, or leave search_values out."
+        )
+    if config.reanalyze > 0 and fresh < 1:
+        raise UserError(
+            f"reanalyze is {config.reanalyze}, which is less than one of the {training.batch_size} sequences of a "
+            f"batch. Set it to 0 or to at least {math.ceil(1_000 / training.batch_size) / 1_000}."
         )
     if not 0 < training.learning_rate_decay <= 1:
         raise UserError(

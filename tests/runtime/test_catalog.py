@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 import subprocess
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from foresight.cli import fields
+from foresight.cli import fields, library, train
 from foresight.errors import UserError
-from foresight.runtime import catalog, run
+from foresight.runtime import catalog, run, tune
 from foresight.runtime.config import config_fields, resolve
+from foresight.runtime.results import results
 from foresight.training.options import flatten
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,6 +151,69 @@ def test_an_own_file_imports_what_is_beside_it_from_any_directory(
         tmp_path / "importing.py", lambda source: source.replace("import torch\n", "import torch\nimport beside_it\n")
     )
     assert catalog.module(str(own)).beside_it.GAMMA == 0.375
+
+
+def test_what_is_beside_an_own_file_is_neither_anothers_nor_the_working_directorys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    own = {}
+    for name in ("here", "one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shared_name.py").write_text(f"folder = {name!r}")
+        own[name] = _own(tmp_path / name / f"of_{name}.py", lambda source: f"{source}\nimport shared_name\n")
+    monkeypatch.chdir(tmp_path / "here")
+    importlib.import_module("shared_name")
+    for name in ("one", "two"):
+        beside = catalog.module(str(own[name])).shared_name
+        assert beside.folder == name
+    beside = catalog.module(str(own["one"])).shared_name
+    assert beside.folder == "one"
+    del sys.modules["shared_name"]
+
+
+def test_the_name_of_an_own_file_means_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither old names of fields, nor results, a page, search ranges or idle fields are those of the library's SAC."""
+    added = "class Config:\n    alpha: float = 0.5  # of this file\n    max_lag: int = 1  # of it, too\n"
+    own = _own(tmp_path / "sac.py", lambda source: source.replace("class Config:\n", added))
+    trained = run.train(own, env="GridWorld4x4", out=tmp_path / "run", show=False, steps=100, alpha=0.25, max_lag=3)
+    config = trained.settings.config
+    assert (config["alpha"], config["max_lag"]) == (0.25, 3)
+    assert train.parse(str(own), ["--alpha", "0.125"])[1] == {"alpha": 0.125}
+    learner = tmp_path / "ppo.py"
+    learner.write_text(catalog.entry("reinforce").path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert "learning_rate" in tune.search_space(str(learner), config_fields.fields(str(learner), {}))
+    assert library._verified(catalog.entry(str(own)), results.rows()) == []
+    assert library._verified(catalog.entry("sac"), results.rows())
+    printed: list[dict[str, object]] = []
+    monkeypatch.setattr("foresight.cli.screen.emit", printed.append)
+    library.show(str(own), json=True)
+    library.show("sac", json=True)
+    assert printed[0]["docs"] is None and str(printed[1]["docs"]).endswith("sac.md")
+
+
+def test_options_of_every_run_are_no_fields(tmp_path: Path) -> None:
+    typed = {field.name for field in dataclasses.fields(train.Options)}
+    called = set(inspect.signature(run.train).parameters) - {"fields", "model", "seed", "steps"}
+    assert set(catalog.OPTIONS) == typed | called
+    for name in catalog.algorithms():
+        assert not set(catalog.OPTIONS) & set(config_fields.fields(name, {})), name
+    added = "class Config:\n    keep: float = 0.5  # of nothing\n"
+    own = _own(tmp_path / "keeping.py", lambda source: source.replace("class Config:\n", added))
+    with pytest.raises(UserError, match=r"keeping\.py: 'keep' is an option of every run\. Give the field"):
+        catalog.config_class(str(own))
+
+
+def test_an_edited_config_decides_when_a_run_is_resumed(tmp_path: Path) -> None:
+    added = "class Config:\n    extra: int = 1  # of this file\n"
+    own = _own(tmp_path / "changing.py", lambda source: source.replace("class Config:\n", added))
+    run.train(own, env="GridWorld4x4", out=tmp_path / "run", show=False, steps=100)
+    _own(own)
+    with pytest.raises(UserError, match="Unknown field of changing 'extra'"):
+        run.resume(tmp_path / "run", 200, show=False)
+    _own(own, lambda source: source.replace("class Config:\n", f"{added}    more: int = 7  # of it, too\n"))
+    config = run.resume(tmp_path / "run", 200, show=False).load().config
+    assert (config.extra, config.more) == (1, 7)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -98,6 +99,36 @@ def test_torchscript_gives_the_same_outputs(kind: str, trained: Callable[..., Pa
     loaded = torch.jit.load(file, _extra_files=extra)
     assert json.loads(extra["policy.json"])["outputs"][0] == "action"
     _agrees(path, lambda tensors: loaded(*tensors))
+
+
+@sabotaged_by("foresight.runtime.export.Exported.requires_grad_", lambda f: lambda self, on: self)
+def test_a_file_only_acts(trained: Callable[..., Path], tmp_path: Path):
+    """With gradients a memory would hold the graph of its whole episode, and a Box's actions would be no arrays."""
+    agent = run.load(trained("gru"), device="cpu")
+    _, inputs, _ = exporting.prepare(agent)
+    agent.close()
+    loaded = torch.jit.load(exporting.export(trained("gru"), out=tmp_path / "policy.pt"))
+    outputs = loaded(*(x.clone() for x in inputs))
+    assert len(outputs) == 2 and not any(x.requires_grad for x in (*outputs, *loaded.parameters()))
+
+
+def test_a_memory_is_of_as_many_episodes_as_it_began_with(trained: Callable[..., Path]):
+    agent = run.load(trained("gru"), device="cpu")
+    agent.module = SimpleNamespace(  # type: ignore[assignment]
+        act=lambda state, obs, carry, explore: (torch.zeros(len(obs), dtype=torch.int64), {}, obs),
+        rewarded=lambda carry, reward: carry,
+    )
+    one = np.zeros(agent.spaces.obs.shape, np.float32)
+    agent.act(one)
+    with pytest.raises(UserError, match=r"3 given, and the memory of ppo is of 1: call reset\(\)"):
+        agent.act(np.stack([one] * 3))
+    agent.act(one)
+    agent.reset()
+    assert len(agent.act(np.stack([one] * 3))) == 3
+    with pytest.raises(UserError, match="5 given, and the memory of ppo is of 3"):
+        agent.reward(torch.ones(5))
+    agent.reward(1.0)
+    agent.close()
 
 
 @pytest.mark.parametrize("kind", ["towers", "gru", "gtrxl"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +18,12 @@ from tests.sabotage import change, sabotaged_by
 
 
 @sabotaged_by("foresight.runtime.imagined.learns_model", lambda f: lambda algorithm: algorithm != "tdmpc2")
-def test_the_state_of_an_algorithm_shows_whether_it_learns_a_world_model() -> None:
+def test_the_state_of_an_algorithm_shows_whether_it_learns_a_world_model(tmp_path: Path) -> None:
     found = {name for name in catalog.algorithms() if imagined.learns_model(name)}
+    fork, broken = tmp_path / "my_dreamer.py", tmp_path / "broken.py"
+    fork.write_text(catalog.entry("dreamer").path.read_text(encoding="utf-8"), encoding="utf-8")
+    broken.write_text("oh no")
+    assert imagined.learns_model(str(fork)) and not imagined.learns_model(str(broken))
     assert found == {"dreamer", "lewm", "planet", "storm", "tdmpc2"}
 
 

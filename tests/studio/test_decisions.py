@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 import foresight
-from foresight.algorithms.search import sampled_muzero, stochastic_muzero
+from foresight.algorithms.search import muzero, sampled_muzero, stochastic_muzero
 from foresight.errors import UserError
 from foresight.runtime import environments, run
 from foresight.studio import decisions, trees
@@ -60,6 +60,19 @@ def test_a_step_is_that_of_the_agents_episode(searches: decisions.Decisions, fol
     end = searches.look(again)
     assert end["over"] and end["analysis"] is None and end["longest"] == end["step"] >= 5
     assert searches.look({"player": player["id"], "seed": 7, "step": 4, "simulations": 9}) == found
+
+
+def test_a_fork_searches_by_what_it_does_not_by_its_name(folder: Path, tmp_path: Path) -> None:
+    fork, run_of_it = tmp_path / "my_search.py", tmp_path / "runs" / "fork"
+    fork.write_text(Path(str(muzero.__file__)).read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copytree(folder / "muzero", run_of_it)
+    config = (run_of_it / "config.yaml").read_text(encoding="utf-8")
+    assert "algorithm: muzero\n" in config
+    (run_of_it / "config.yaml").write_text(config.replace("algorithm: muzero\n", f"algorithm: {fork}\n"))
+    found = decisions.Decisions(Library([tmp_path / "runs"]))
+    (player,) = found.names()
+    seen = found.look({"player": player["id"], "seed": 7, "step": 1, "simulations": 5})
+    assert seen["game"] == player["game"] == "my_search on CartPole-v1" and seen["analysis"]["simulations"] == 5
 
 
 @pytest.mark.parametrize(

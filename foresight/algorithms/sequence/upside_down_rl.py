@@ -239,6 +239,11 @@ def train(
         read_files(state)
     if state.replay is None:
         add(state, rollout(state, env, config.warmup_episodes))
+        if state.step >= config.steps:
+            raise errors.UserError(
+                f"The first {config.warmup_episodes} episodes took {state.step:,} env steps, and the run ends after "
+                f"{config.steps:,}: nothing would be learned. Raise --steps, or lower --warmup-episodes."
+            )
     while state.step < config.steps:
         metrics: dict[str, float] = {}
         for _ in range(config.gradient_steps):

@@ -74,18 +74,19 @@ def coerce(algorithm: str, values: dict[str, Any]) -> dict[str, Any]:
     Raises UserError for a field that does not exist or a value that does not fit.
     """
     kind = catalog.config_class(algorithm)
-    values = legacy.fields(catalog.entry(algorithm).name, values)
+    if (known := catalog.entry(algorithm)).ours:
+        values = legacy.fields(known.name, values)
     hints = field_types(kind)
     names = list(hints)
     out = {}
     for name, value in values.items():
         if name not in names:
-            raise unknown(f"field of {catalog.entry(algorithm).name}", name, names)
+            raise unknown(f"field of {known.name}", name, names)
         try:
             out[name] = _convert(value, hints[name])
         except (TypeError, ValueError, OverflowError) as error:  # int(inf) is the last
             wanted = getattr(hints[name], "__name__", None) if not typing.get_args(hints[name]) else None
-            text = f"Field '{name}' of {catalog.entry(algorithm).name} must be {wanted or hints[name]}, not {value!r}."
+            text = f"Field '{name}' of {known.name} must be {wanted or hints[name]}, not {value!r}."
             raise UserError(text) from error
     return out
 

@@ -58,7 +58,7 @@ def resolve(
     known = catalog.presets(algorithm)
     found, renamed = None, ""
     if preset is not None:
-        preset, renamed = legacy.preset(entry.name, preset)
+        preset, renamed = legacy.preset(entry.name, preset) if entry.ours else (preset, "")
     if preset is None and name is not None:
         preset = found = _preset_for(name, given.get("model"), known, ignore_case=declared.ignore_case)
     elif preset is not None and preset not in known:
@@ -86,7 +86,8 @@ def resolve(
     config = {**base, **typed}
     config_fields.check(config, entry.unit)
     config_fields.check_written(config)
-    effects.check(algorithm, config, typed, actors)
+    if entry.ours:  # what the fields of another file do, only it knows
+        effects.check(algorithm, config, typed, actors)
     evaluation = chosen.get("evaluation") or {}
     kind = chosen.get("kind", entry.kind)  # some algorithms take two kinds of environment
     other, name = kinds.get(kind).resolve_name(name, entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -180,6 +181,15 @@ class Settings:
             raise
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise UserError(f"{file} cannot be read: {error}. It was edited or is incomplete.") from error
+
+
+def reread(path: Path) -> None:
+    """Forget the user's file of the run at `path` if it changed (`catalog.reread`), before its settings are read.
+
+    A `config.yaml` that cannot be read is named by `Settings.read`.
+    """
+    with contextlib.suppress(UserError):
+        catalog.reread(str(catalog.read_mapping(Path(path) / "config.yaml").get("algorithm")))
 
 
 def _check(document: dict[str, Any]) -> None:

@@ -149,6 +149,8 @@ def test_values_of_searches_that_are_never_made_are_refused(module: ModuleType) 
     for share in (0.0, 0.1):  # of a batch of 8, so none
         with pytest.raises(UserError, match=f"search_values is set, but reanalyze is {share}: none of the 8 sequences"):
             small(module, search_values=True, reanalyze=share)
+    with pytest.raises(UserError, match=r"reanalyze is 0.1, which is less than one of the 8 .* at least 0.125"):
+        small(module, reanalyze=0.1)
 
 
 def test_wrong_exponents_are_refused() -> None:

@@ -39,6 +39,13 @@ def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     env.close()
 
 
+def test_a_run_that_ends_with_its_first_episodes_is_refused() -> None:
+    env = _cart_pole()
+    with pytest.raises(UserError, match=r"The first 8 episodes took \d+ env steps, and the run ends after 5: nothing"):
+        last(udrl, dataclasses.replace(CONFIG, steps=5), env)
+    env.close()
+
+
 @sabotaged_by("foresight.data.episodes.Episodes.highest", lambda f: lambda self, count: self)
 def test_commands_are_those_of_the_best_episodes() -> None:
     state = udrl.build(CONFIG, SPACES)

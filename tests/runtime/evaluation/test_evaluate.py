@@ -22,6 +22,7 @@ from foresight.envs.base import Feedback, Spaces
 from foresight.envs.games import make as games
 from foresight.envs.make import make
 from foresight.errors import UserError
+from foresight.runtime.agent import Agent
 from foresight.runtime.evaluation import returns
 from foresight.runtime.evaluation.evaluate import (
     EVALUATION_SEED,
@@ -327,6 +328,29 @@ def test_ppo_through_the_whole_runtime(tmp_path: Path) -> None:
     again = foresight.train("ppo", env="CartPole-v1", steps=1024, out=tmp_path / "b", evaluate_every=256, **options)
     rows = [[row["policy_loss"] for row in one.metrics() if "policy_loss" in row] for one in (run, again)]
     assert len(rows[0]) == 4 and rows[0] == rows[1]  # evaluating on the way changed nothing
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        (({"a": [0], "b": [0, 0]}, {}), "obs is a pair with a dict, as env.reset"),
+        ([0.0], "obs is a list. It must be a dict of a, b"),
+        ({"a": [0]}, "obs lacks b. It must be a dict of a, b"),
+        ({"a": [[0], [1]], "b": [0, 0]}, "different numbers of observations: a 2, b one"),
+        ({"a": [[0], [1]], "b": [[0, 0]]}, "different numbers of observations: a 2, b 1"),
+    ],
+)
+def test_observations_of_another_form_are_named(obs: Any, message: str) -> None:
+    parts = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(0, 1, (1,)), "b": gymnasium.spaces.Box(0, 1, (2,))})
+    agent: Any = SimpleNamespace(spaces=SimpleNamespace(obs=parts))
+    with pytest.raises(UserError, match=message):
+        Agent.batch(agent, obs)
+    for wanted, given in ((False, {"a": [[0]], "b": [[0, 0]]}), (True, {"a": [0], "b": [0, 0]})):
+        batch, single = Agent.batch(agent, given)
+        assert single == wanted and batch["b"].tolist() == [[0, 0]]
+    agent.spaces.obs = parts["a"]
+    with pytest.raises(UserError, match="must be numbers"):
+        Agent.batch(agent, {"a": [0]})
 
 
 def test_a_state_of_a_table_is_a_whole_number_in_range() -> None:
