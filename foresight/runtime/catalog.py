@@ -257,13 +257,20 @@ def _config_class(name: str) -> type[Any]:
         config = module(name).Config
     else:
         config = stub.__dict__["Config"]
-    if own and dataclasses.is_dataclass(config):
-        for field in dataclasses.fields(config):
-            if field.name in OPTIONS:
-                raise UserError(
-                    f"{path}: '{field.name}' is an option of every run. Give the field of Config another name."
-                )
+    if own:
+        _check_fields(path, config)
     return config
+
+
+def _check_fields(path: Path, config: type[Any]) -> None:
+    """Raise UserError for a Config of the user's file `path` that no run can have."""
+    if not dataclasses.is_dataclass(config):
+        raise UserError(f"{path}: Config is no dataclass. Write @dataclass(frozen=True) above it.")
+    for field in dataclasses.fields(config):
+        if field.name in OPTIONS:
+            raise UserError(f"{path}: '{field.name}' is an option of every run. Give the field of Config another name.")
+        if not field.init:
+            raise UserError(f"{path}: the field '{field.name}' of Config has init=False. Make it a property.")
 
 
 def presets(name: str) -> dict[str, dict[str, Any]]:

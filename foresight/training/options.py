@@ -95,7 +95,11 @@ class ModelTraining:
 
 def parts(kind: type[Any]) -> dict[str, Any]:
     """The shared parts of a Config class by field name: the fields whose default is itself a dataclass."""
-    return {field.name: field.default for field in dataclasses.fields(kind) if dataclasses.is_dataclass(field.default)}
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(kind)
+    }
+    return {name: default for name, default in defaults.items() if dataclasses.is_dataclass(default)}
 
 
 def field_types(kind: type[Any]) -> dict[str, Any]:

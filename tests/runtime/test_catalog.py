@@ -198,10 +198,39 @@ def test_options_of_every_run_are_no_fields(tmp_path: Path) -> None:
     assert set(catalog.OPTIONS) == typed | called
     for name in catalog.algorithms():
         assert not set(catalog.OPTIONS) & set(config_fields.fields(name, {})), name
-    added = "class Config:\n    keep: float = 0.5  # of nothing\n"
-    own = _own(tmp_path / "keeping.py", lambda source: source.replace("class Config:\n", added))
-    with pytest.raises(UserError, match=r"keeping\.py: 'keep' is an option of every run\. Give the field"):
+
+
+CLASS = "@dataclass(frozen=True)\nclass Config:\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (CLASS + "    keep: float = 0.5\n", r"odd\.py: 'keep' is an option of every run\. Give the field"),
+        (CLASS + "    half: int = field(init=False, default=2)\n", r"'half' of Config has init=False\. Make it a prop"),
+        (CLASS.splitlines(keepends=True)[1], r"Config is no dataclass\. Write @dataclass\(frozen=True\) above it"),
+    ],
+)
+def test_a_config_that_no_run_can_have_is_refused(tmp_path: Path, written: str, message: str) -> None:
+    imported = "from dataclasses import dataclass"
+    own = _own(
+        tmp_path / "odd.py",
+        lambda source: source.replace(CLASS, written).replace(imported, f"{imported}, field"),
+    )
+    with pytest.raises(UserError, match=message):
         catalog.config_class(str(own))
+
+
+def test_fields_may_be_in_a_dataclass_that_a_factory_makes(tmp_path: Path) -> None:
+    inner = "@dataclass(frozen=True)\nclass Inner:\n    width: int = 4  # of nothing\n\n\n"
+    made = CLASS + "    inner: Inner = field(default_factory=Inner)  # two names\n"
+    imported = "from dataclasses import dataclass"
+    own = _own(
+        tmp_path / "nested.py",
+        lambda source: source.replace(CLASS, inner + made).replace(imported, f"{imported}, field"),
+    )
+    trained = run.train(own, env="GridWorld4x4", out=tmp_path / "run", show=False, steps=100, width=6)
+    assert trained.settings.config["width"] == 6 and trained.load().config.inner.width == 6
 
 
 def test_an_edited_config_decides_when_a_run_is_resumed(tmp_path: Path) -> None:
