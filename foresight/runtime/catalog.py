@@ -207,12 +207,13 @@ def module(name: str) -> Algorithm:
 @contextlib.contextmanager
 def _beside(folder: Path) -> Iterator[None]:
     """Modules in the folder of a user's file come first, also before those that another one's folder has so named."""
-    others = {str(Path.cwd()), *(str(path.parent) for path in _STAMPS)} - {str(folder)}
+    others = {Path.cwd(), *(path.parent for path in _STAMPS)} - {folder}
     names = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
-    for name in list(sys.modules):
-        file = getattr(sys.modules[name], "__file__", None)
-        if name.partition(".")[0] in names and file and any(Path(file).is_relative_to(path) for path in others):
-            del sys.modules[name]
+    for name in names - {"__main__", "__init__"}:
+        file = Path(getattr(sys.modules.get(name), "__file__", None) or folder)
+        if (file.parent.parent if file.stem == "__init__" else file.parent) in others:
+            for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
+                del sys.modules[part]
     while str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))

@@ -45,8 +45,8 @@ class Models:
         """Id, name, algorithm and environment of every run with a world model and a checkpoint."""
         found = []
         for row in self._library.table():
-            algorithm = self._library.settings(row["id"]).get("algorithm")
-            if isinstance(algorithm, str) and imagined.learns_model(algorithm):
+            path = self._library.settings(row["id"]).get("algorithm") if row["kind"] == "control" else None
+            if isinstance(path, str) and imagined.learns_model(path):
                 found.append({key: row[key] for key in ("id", "name", "algorithm", "env", "state")})
         return found
 

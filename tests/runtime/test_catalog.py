@@ -157,19 +157,21 @@ def test_what_is_beside_an_own_file_is_neither_anothers_nor_the_working_director
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    own = {}
+    own, imports = {}, "\nimport shared_name\nimport shared_package\n"
     for name in ("here", "one", "two"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name / "shared_package").mkdir(parents=True)
         (tmp_path / name / "shared_name.py").write_text(f"folder = {name!r}")
-        own[name] = _own(tmp_path / name / f"of_{name}.py", lambda source: f"{source}\nimport shared_name\n")
+        (tmp_path / name / "shared_package" / "__init__.py").write_text("from shared_package.part import folder")
+        (tmp_path / name / "shared_package" / "part.py").write_text(f"folder = {name!r}")
+        own[name] = _own(tmp_path / name / f"of_{name}.py", lambda source: source + imports)
     monkeypatch.chdir(tmp_path / "here")
-    importlib.import_module("shared_name")
-    for name in ("one", "two"):
-        beside = catalog.module(str(own[name])).shared_name
-        assert beside.folder == name
-    beside = catalog.module(str(own["one"])).shared_name
-    assert beside.folder == "one"
-    del sys.modules["shared_name"]
+    for name in ("shared_name", "shared_package"):
+        importlib.import_module(name)
+    for name in ("one", "two", "one"):
+        found = catalog.module(str(own[name]))
+        assert found.shared_name.folder == found.shared_package.folder == name
+    for name in ("shared_name", "shared_package.part", "shared_package"):
+        del sys.modules[name]
 
 
 def test_the_name_of_an_own_file_means_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
