@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foresight.algorithms.tabular import policy_iteration, truncated_policy_iteration, value_iteration
-from foresight.envs.tabular.mdp import MDP
+from foresight.envs.tabular.mdp import MDP, assemble
+from foresight.errors import UserError
 from foresight.planning.dynamic import bellman
 from tests.sabotage import change, sabotaged_by
 from tests.small_mdps import backup, last, small_mdp
@@ -82,6 +83,38 @@ def test_value_iteration_policy_iteration_and_the_linear_solve_agree(mdp: MDP, g
 def test_the_policy_of_value_iteration_is_optimal(mdp: MDP, gamma: float) -> None:
     state = last(value_iteration, mdp, gamma=gamma, tolerance=1e-11)
     np.testing.assert_allclose(bellman.policy_value(mdp, state.policy, gamma), state.values, atol=1e-8)
+
+
+def goals(seed: int) -> MDP:
+    """Few outcomes, so that some actions lead in circles, and rewards only at the end of an episode."""
+    draw = np.random.default_rng(seed)
+    states, actions, outcomes = int(draw.integers(2, 6)), int(draw.integers(2, 4)), int(draw.integers(1, 3))
+    shape = (states, actions, outcomes)
+    next_state = draw.integers(0, states, shape).astype(np.int32)
+    prob = draw.dirichlet(np.ones(outcomes), shape[:2])
+    ended = draw.random(shape) < 0.25
+    reward = ended * draw.integers(0, 3, shape)
+    return assemble("Goals", next_state, prob, reward.astype(float), 1.0 - ended, np.full(states, 1 / states))
+
+
+def endless(mdp: MDP) -> bool:
+    try:
+        bellman.require_ending(mdp, 1.0)
+    except UserError:
+        return True
+    return False
+
+
+@sabotaged_by("foresight.planning.dynamic.bellman.ending", lambda f: lambda mdp, values, policy, slack: policy)
+@given(st.integers(0, 10_000).map(goals).filter(lambda mdp: not endless(mdp)))
+def test_without_discount_a_policy_collects_what_its_values_promise(mdp: MDP) -> None:
+    for module in (value_iteration, truncated_policy_iteration):
+        state = last(module, mdp, gamma=1.0, tolerance=1e-12)
+        next_state, weight, reward = bellman.policy_model(mdp, state.policy)
+        collected = torch.zeros_like(state.values)
+        for _ in range(1_000):
+            collected = reward + (weight * collected[next_state.long()]).sum(-1)
+        np.testing.assert_allclose(collected, state.values, atol=1e-6)
 
 
 @sabotaged_by(

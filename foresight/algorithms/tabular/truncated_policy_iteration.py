@@ -113,6 +113,8 @@ def train(
         most = min(config.yield_every - state.step % config.yield_every, config.steps - state.step)
         metrics = update(state, sweeps, most)
         stop = state.step >= config.steps or state.residual < config.tolerance
+        if config.gamma == 1.0 and state.residual < config.tolerance:
+            state.policy = bellman.ending(sweeps.mdp, state.values, state.policy, max(1e-9, 2 * state.residual))
         if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 

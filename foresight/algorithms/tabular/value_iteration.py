@@ -1,7 +1,8 @@
 """Value iteration: Bellman (1957), Sutton & Barto (2018) section 4.4, Puterman (1994) section 6.3.
 
 Objective: v* = L v*, where (L v)(s) = max_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ]. L is a contraction by γ in the sup
-norm, so the iterates v ← L v converge to v* from any v, and ‖v - v*‖∞ ≤ γ / (1 - γ) ‖Δ‖∞ for the last change Δ.
+norm, so the iterates v ← L v converge to v* from any v, and ‖v - v*‖∞ ≤ γ / (1 - γ) ‖Δ‖∞ for the last change Δ. With
+γ = 1 the last policy takes, of equally good actions, those that lead to the end (`bellman.ending`).
 
 Kept: synchronous sweeps over all states, stopped at a sup-norm change below `tolerance`; the greedy policy of every
 sweep. Left out: asynchronous (Gauss-Seidel, prioritized) order. A sweep skips comparisons whose outcome is certain
@@ -82,6 +83,8 @@ def train(
         most = min(config.yield_every - state.step % config.yield_every, config.steps - state.step)
         metrics = update(state, sweeps, most)
         stop = state.step >= config.steps or state.residual < config.tolerance
+        if config.gamma == 1.0 and state.residual < config.tolerance:
+            state.policy = bellman.ending(sweeps.mdp, state.values, state.policy, max(1e-9, 2 * state.residual))
         if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 

@@ -20,6 +20,7 @@ from foresight.nets.language import pretrained
 
 QUANTIZATIONS = ("f16", "bf16", "q8_0", "q4_0")
 BLOCK = 32  # weights with one scale
+ENDS = ("eot", "eom")  # llama.cpp's other tokens that end an answer, of a turn and of a message
 # How a tokenizer splits words before it merges bytes: llama.cpp's name of it, by the kinds of its pre-tokenizers.
 SPLITS = {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
 
@@ -56,6 +57,8 @@ def write(source: str | Path, file: str | Path, quantization: str = "f16") -> Pa
         special = gguf.SpecialVocab(source, load_merges=True, n_vocab=config.vocab_size)
         for name in ("bos", "unk"):  # never used by byte-level BPE; transformers adds a token of its own without them
             special.special_token_ids.setdefault(name, model.tokenizer.eos_token_id)
+        others = [token for token in model.stop_ids if token != special.special_token_ids.get("eos")]
+        special.special_token_ids.update(zip(ENDS, others, strict=False))
         special.add_special_token.setdefault("bos", False)
         special.add_to_gguf(writer, quiet=True)
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

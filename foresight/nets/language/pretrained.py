@@ -264,8 +264,18 @@ def unpack(path: Path, target: Path) -> Path:
     module.load_state_dict(packed.state_dict(), assign=True)
     module.tie_weights()
     module.generation_config = packed.generation_config
+    module.generation_config.eos_token_id = _ends(path)
     module.should_save_on_this_rank = lambda main: True  # in every process; transformers: in the first alone
     return _write(module, tokenizer, check_folder(target), replace=False)
+
+
+def _ends(path: Path) -> list[int]:
+    """The tokens of a GGUF file that end an answer; transformers reads the first alone."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+    found = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    return sorted({int(field.contents()) for field in found if field is not None})
 
 
 def _check_rope(path: Path) -> None:

@@ -56,6 +56,27 @@ def greedy(
     return torch.cat(bests), torch.cat(choices)
 
 
+def ending(mdp: MDP, values: Tensor, policy: Tensor, slack: float = 1e-9) -> Tensor:
+    """The greedy `policy` `[S]` for optimal `values` without discount, with actions that lead to the end of an episode.
+
+    Without discount an action that puts off a reward is as good as one that collects it, and a policy of such actions
+    may never collect it. Of the actions within `slack` of the best one, in each state, from the end backward, one is
+    taken that may end the episode or lead to a state where this was done: the policy is proper (Bertsekas & Tsitsiklis
+    1991, doi:10.1287/moor.16.3.580), and its values are `values`. States from which no such action leads to the end are
+    left as they were.
+    """
+    best = optimal_actions(mdp, 1.0, values, slack)
+    weight = mdp.weight
+    leads, policy = best & (weight.sum(-1) < 1.0 - 1e-12), policy.clone()
+    reached = torch.zeros_like(policy, dtype=torch.bool)
+    while (new := leads.any(1) & ~reached).any():
+        kept = leads.gather(1, policy[:, None]).squeeze(1)
+        policy = torch.where(new & ~kept, leads.int().argmax(1), policy)
+        reached |= new
+        leads |= best & ((weight * reached[mdp.next_state.long()]).sum(-1) > 0)
+    return policy
+
+
 def residual(mdp: MDP, gamma: float, values: Tensor) -> float:
     """The Bellman residual ‖Lv - v‖∞, which bounds the error: ‖v - v*‖∞ ≤ residual / (1 - γ)."""
     return float((greedy(mdp, gamma, values)[0] - values).abs().max())

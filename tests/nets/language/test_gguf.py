@@ -39,6 +39,17 @@ def test_float16_has_the_logits_of_the_rounded_weights(tmp_path: Path):
     assert read.module.config.tie_word_embeddings
 
 
+@pytest.mark.parametrize("ends", [1, 2, 3])
+def test_all_tokens_that_end_an_answer_are_written_and_read(ends: int, tmp_path: Path):
+    folder = tiny_language.byte_level(tmp_path / "model")
+    end = pretrained.load(str(folder)).tokenizer.eos_token_id
+    wanted = sorted({end, *range(5, 4 + ends)})
+    generation = {"eos_token_id": wanted if ends > 1 else end}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert pretrained.load(str(folder)).stop_ids == wanted and len(wanted) == ends
+    assert pretrained.load(str(gguf.write(folder, tmp_path / "model.gguf"))).stop_ids == wanted
+
+
 @sabotaged_by("foresight.nets.language.gguf._kind", change("quantization", lambda _: "q4_0"))
 def test_quantized_logits_are_near_and_files_are_small(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """The step of 8 bits is 1/127 of the largest weight of a block, that of 4 bits 1/8: each about 16 times coarser."""
