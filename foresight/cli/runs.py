@@ -135,11 +135,12 @@ def export(
     """Export the greedy policy of a run for use without foresight: as a file, or as the folder of a language model.
 
     Args:
-        run: a run directory.
+        run: a run directory, or the name of a bundled agent.
         format: torchscript (for torch.jit.load) or onnx (needs the packages onnx and onnxscript), with a recurrent
             state as inputs and outputs; for a language model merged or adapter, a Hugging Face folder with a model
             card, or gguf, for llama.cpp.
-        out: the file or folder to write; default: policy.pt, policy.onnx, merged, adapter or gguf in the run directory.
+        out: the file or folder to write; default: policy.pt, policy.onnx, merged, adapter or gguf in the run directory,
+            or here for a bundled agent.
         checkpoint: latest, best, or a step.
         quantize: of gguf: 16, 8.5 or 4.5 bits a weight; with several, a file each. The card has the accuracy of each.
         push: OWNER/NAME: also upload it to the Hugging Face hub, for foresight.load("hub:OWNER/NAME"). A policy that no

@@ -31,7 +31,7 @@ from foresight import errors
 from foresight.data.trajectory import Tree
 from foresight.errors import UserError, resume_command
 from foresight.nets.stacked_mlp import StackedMLP
-from foresight.runtime import card, kinds, run
+from foresight.runtime import card, catalog, kinds, run
 from foresight.runtime.agent import Agent
 from foresight.runtime.catalog import Algorithm, State
 
@@ -75,21 +75,23 @@ def export(
 ) -> Path:
     """Write the policy of the run at `path` to `out`; returns that path.
 
-    The default is `policy.pt` or `policy.onnx` in the run, or the folder `merged`, `adapter` or `gguf`, with a file for
-    each of `quantize`: "f16", "bf16", "q8_0" or "q4_0"; those of an earlier export are removed. A TorchScript file
-    contains a description of its inputs and outputs, `policy.json`; an ONNX file names them. Raises UserError for an
-    unknown format or one that the run does not support, such as a policy that plans with random candidates or acts on
-    the rewards of its episode, and if packages are missing.
+    The default is `policy.pt` or `policy.onnx` in the run (of a bundled agent: in the working directory), or the folder
+    `merged`, `adapter` or `gguf`, with a file for each of `quantize`: "f16", "bf16", "q8_0" or "q4_0"; those of an
+    earlier export are removed. A TorchScript file contains a description of its inputs and outputs, `policy.json`; an
+    ONNX file names them. Raises UserError for an unknown format or one that the run does not support, such as a policy
+    that plans with random candidates or acts on the rewards of its episode, and if packages are missing.
     """
     if kind not in FORMATS:
         raise errors.unknown("format", kind, FORMATS)
+    home = run.find(path)
+    inside = home if home == Path(path).expanduser() else Path()  # a bundled agent is no place to write to
     if kind == "gguf":
-        return _gguf(Path(path), quantize, Path(path) / kind if out is None else Path(out), checkpoint)
+        return _gguf(home, quantize, inside / kind if out is None else Path(out), checkpoint)
     if kind in FOLDERS:
-        return _folder(Path(path), kind, Path(path) / kind if out is None else Path(out), checkpoint)
+        return _folder(home, kind, inside / kind if out is None else Path(out), checkpoint)
     if out is not None:
         check_suffix(kind, out)
-    found = run.Run(run.find(path))
+    found = run.Run(home)
     formats = kinds.get(found.settings.kind).exports
     if kind not in formats:  # before a whole language model is loaded
         fix = f": add --format {formats[0]} (or {', '.join(formats[1:])})." if formats else ". No format holds it."
@@ -102,7 +104,7 @@ def export(
                 "gets none. Act with it in Python, with agent.reward(...) after each step: "
                 f"agent = foresight.load({str(path)!r})"
             )
-        file = Path(out) if out is not None else Path(path) / f"policy{SUFFIXES[kind]}"
+        file = Path(out) if out is not None else inside / f"policy{SUFFIXES[kind]}"
         policy, inputs, names = prepare(agent)
         if not write(policy, inputs, names, file, kind):
             raise UserError(
@@ -128,7 +130,7 @@ def check_suffix(kind: str, out: str | Path) -> None:
 
 def is_text(path: str | Path) -> bool:
     """Whether this is a run of a language model, of which the hub holds the exported folder alone."""
-    return run.Run(path).settings.kind == "text"
+    return run.Run(run.find(path)).settings.kind == "text"
 
 
 def share(path: str | Path, name: str, written: Path | None, checkpoint: str | int = "latest") -> str:
@@ -142,7 +144,7 @@ def share(path: str | Path, name: str, written: Path | None, checkpoint: str | i
     if written is not None and written.is_dir():
         return hub.push(written, name)
     with tempfile.TemporaryDirectory() as folder:
-        hub.slim(Path(path), Path(folder), hub.PREFIX + name, checkpoint)
+        hub.slim(run.find(path), Path(folder), hub.PREFIX + name, checkpoint)
         if written is not None:
             shutil.copyfile(written, Path(folder) / written.name)
         return hub.push(Path(folder), name)
@@ -153,6 +155,11 @@ def _ended(path: Path, kind: str) -> run.Run:
     found = run.Run(path)
     if kind not in kinds.get(found.settings.kind).exports:
         raise UserError(f"'{kind}' is for language models, but {path} is a run on '{found.settings.env}'.")
+    if not found.summary and path.is_relative_to(catalog.BUNDLED):
+        raise UserError(
+            f"{path.relative_to(catalog.BUNDLED)} comes with the package, without the results that a card reports: "
+            f"train it with foresight train {found.settings.algorithm}, and export that run."
+        )
     if not found.summary:
         raise UserError(
             f"{path} has not ended, so there are no results for its card. Finish it with: " + resume_command(path)
@@ -248,7 +255,9 @@ def write(policy: Exported, inputs: tuple[Tensor, ...], names: dict[str, list[st
             return False
         try:
             if kind == "torchscript":
-                described = {"policy.json": json.dumps({**names, "shapes": [list(x.shape[1:]) for x in inputs]})}
+                shapes = [list(x.shape[1:]) for x in inputs]
+                dtypes = [str(x.dtype).removeprefix("torch.") for x in inputs]
+                described = {"policy.json": json.dumps({**names, "shapes": shapes, "dtypes": dtypes})}
                 buffer = io.BytesIO()
                 torch.jit.save(traced, buffer, _extra_files=described)
                 file.write_bytes(buffer.getvalue())

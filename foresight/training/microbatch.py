@@ -19,6 +19,7 @@ from foresight.data.text import TokenBatch, common_prefix
 from foresight.errors import UserError, unknown
 from foresight.nets.language.model import LanguageModel
 from foresight.ops import kl, schedules
+from foresight.ops.advantage import differs
 from foresight.ops.diagnostics import mean
 from foresight.ops.policy import CORRECTIONS
 from foresight.training.options import Correction, Tuning
@@ -199,15 +200,16 @@ def learn(
     minibatches: int = 1,
     flat_too: bool = False,
 ) -> dict[str, float]:
-    """`descend` on the groups of a rollout that have a gradient; adds the shares of those without. Rewards `[P, G]`.
+    """`descend` on the groups of a rollout that have a gradient; adds the shares of those without.
 
-    A group is left out if none of its tokens is scored, and flat if all its advantages are 0; `flat_too` trains on
-    the flat ones as well, for losses with a term without the advantage.
+    Rewards `[P, G]` are those of the task, before a penalty. A group is left out if none of its tokens is scored, and
+    flat if all its advantages are 0; `flat_too` trains on the flat ones as well, for losses with a term without the
+    advantage.
     """
     left_out = ~scored.any(2).any(1)
     flat = (advantage == 0).all(1) & ~left_out
     metrics = {
-        "equal_reward_groups": flat.float().mean().item(),
+        "equal_reward_groups": (~differs(rewards) & ~left_out).float().mean().item(),
         "left_out_groups": left_out.float().mean().item(),
         "unscorable": rewards.isnan().float().mean().item(),
     }

@@ -330,10 +330,7 @@ def policy_table(mdp: MDP, name: str, gamma: float, given: Tensor | None = None)
         if gamma == 1.0 and count & (count - 1) == 0:  # sweeps 1, 2, 4, 8, ...
             endless = bellman.unbounded(mdp, policy, values - before, 1e-9 * scale)
             if endless or count > SWEEPS:
-                raise UserError(
-                    f"gamma = 1 on {mdp.name}: a policy that never ends an episode is best, and its return has no "
-                    "bound. Use gamma < 1."
-                )
+                raise bellman.no_bound(mdp)
     best = bellman.optimal_actions(mdp, gamma, values, 1e-9 * scale).double()
     return best / best.sum(1, keepdim=True)
 

@@ -185,3 +185,14 @@ def test_an_unknown_correction_and_a_cap_below_one_are_refused():
         build(grpo, importance_correction="mask")
     with pytest.raises(UserError, match=r"importance_cap is 0\.5"):
         build(rloo, importance_cap=0.5)
+
+
+@pytest.mark.parametrize(("module", "fields"), [(grpo, {"kl_estimator": "k1", "scale": "batch"}), (rloo, {})])
+def test_rewards_are_equal_before_a_penalty(module, fields):
+    """The share of groups with equal rewards is that of the task's rewards, whatever the KL in the reward adds."""
+    state, batch = rollout(module, kl_coef=0.1, **fields)
+    for weight in state.reference.module.parameters():
+        weight.data.add_(0.1 * torch.randn_like(weight))
+    rewards = torch.tensor([[1.0] * 4, [0.0] * 4, [0.3] * 4, [-1.0, 1.0, 0.0, 0.0]])
+    metrics = module.update(state, batch, rewards)
+    assert metrics["equal_reward_groups"] == 0.75 and metrics["kl"] != 0

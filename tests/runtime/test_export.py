@@ -112,6 +112,23 @@ def test_a_file_only_acts(trained: Callable[..., Path], tmp_path: Path):
     assert len(outputs) == 2 and not any(x.requires_grad for x in (*outputs, *loaded.parameters()))
 
 
+def test_zeros_of_the_described_kinds_are_an_empty_memory(trained: Callable[..., Path], tmp_path: Path):
+    extra = {"policy.json": ""}
+    file = exporting.export(trained("transformer"), out=tmp_path / "policy.pt")
+    loaded, about = torch.jit.load(file, _extra_files=extra), json.loads(extra["policy.json"])
+    assert {"float32", "bool", "int64"} == set(about["dtypes"])
+    pairs = zip(about["shapes"], about["dtypes"], strict=True)
+    action, *carry = loaded(*(torch.zeros(1, *shape, dtype=getattr(torch, dtype)) for shape, dtype in pairs))
+    assert len(carry) == len(about["dtypes"]) - 1 and action.shape == (1,)
+
+
+def test_a_bundled_agent_is_exported_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert exporting.export("ppo/LunarLander-v3") == Path("policy.pt") and (tmp_path / "policy.pt").is_file()
+    with pytest.raises(UserError, match="pretrain/chains-sums comes with the package, without the results"):
+        exporting.export("pretrain/chains-sums", "merged")
+
+
 def test_a_memory_is_of_as_many_episodes_as_it_began_with(trained: Callable[..., Path]):
     agent = run.load(trained("gru"), device="cpu")
     agent.module = SimpleNamespace(  # type: ignore[assignment]

@@ -175,6 +175,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config, in_reward = state.config, state.config.kl_estimator == "k1"
     metrics: dict[str, float] = {}
+    of_task = rewards
     if state.reference is not None and in_reward:
         rewards, distance = penalized(
             rewards, state.reference, batch, config.kl_coef, config.temperature, config.tuning.micro_tokens
@@ -186,7 +187,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     in_loss = state.reference is not None and not in_reward
     flat_too = in_loss or config.entropy_coef != 0  # they have a gradient where rewards are equal
     return metrics | learn(
-        state, loss, batch, rewards, advantage, scored, weights, config.epochs, config.minibatches, flat_too
+        state, loss, batch, of_task, advantage, scored, weights, config.epochs, config.minibatches, flat_too
     )
 
 

@@ -121,6 +121,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     """The gradient steps on one rollout. Rewards `[P, G]`, NaN where unscorable."""
     config = state.config
     metrics: dict[str, float] = {}
+    of_task = rewards
     if state.reference is not None:
         rewards, distance = penalized(
             rewards, state.reference, batch, config.kl_coef, config.temperature, config.tuning.micro_tokens
@@ -132,7 +133,7 @@ def update(state: State, batch: TokenBatch, rewards: Tensor) -> dict[str, float]
     def weights(mask: Tensor) -> Tensor:  # a sum over tokens, a mean over completions
         return per_budget(mask, max(1, int(mask.any(-1).sum())))
 
-    return metrics | learn(state, loss, batch, rewards, advantage, scored, weights)
+    return metrics | learn(state, loss, batch, of_task, advantage, scored, weights)
 
 
 export = language.export

@@ -92,6 +92,8 @@ def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     """π(s) ← argmax_a [ r(s, a) + γ Σ_s' p(s' | s, a) v(s') ], keeping π(s) in a tie (S&B p. 80, step 3)."""
     keep = state.policy if state.iteration else None
     best, policy = bellman.greedy(sweeps.mdp, sweeps.gamma, state.values, keep, _slack(state.config))
+    if keep is None and sweeps.gamma == 1.0:  # later ones keep what ends an episode
+        policy = bellman.ending(sweeps.mdp, state.values, policy, _slack(state.config) or 1e-9)
     switched = int((policy != state.policy).sum()) if state.iteration else len(policy)
     state.residual = float((best - state.values).abs().max())
     state.stable = switched == 0

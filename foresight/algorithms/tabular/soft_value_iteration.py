@@ -31,6 +31,7 @@ from foresight.training import tabular
 KIND = "tabular"
 UNIT = "sweeps"
 METRICS = ("residual", "value", "entropy")
+SETTLED = 4_096  # sweeps without discount after which values that still rise as much as before never settle
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,17 @@ def train(
     """Sweep until no value changes by `tolerance` or more."""
     bellman.require_ending(env, config.gamma)
     state = state or build(config, env.spaces, device)
-    env = env.to(device)
+    env, before = env.to(device), math.inf
     while state.step < config.steps and state.residual >= config.tolerance:
         metrics = update(state, env)
+        if config.gamma == 1.0 and state.step >= SETTLED and state.step & (state.step - 1) == 0:
+            if state.residual > 0.999 * before:
+                raise errors.UserError(
+                    f"gamma = 1 on {env.name}: after {state.step:,} sweeps values still rise by {state.residual:.2g} "
+                    "in each, since the entropy of an episode that never ends has no bound. Use gamma < 1, or a lower "
+                    "--entropy-temperature."
+                )
+            before = state.residual
         stop = state.step >= config.steps or state.residual < config.tolerance
         if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(env, state.values)}, state

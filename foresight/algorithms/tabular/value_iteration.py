@@ -81,7 +81,10 @@ def train(
     sweeps = bellman.Sweeps(env.to(device), config.gamma)
     while state.step < config.steps and state.residual >= config.tolerance:
         most = min(config.yield_every - state.step % config.yield_every, config.steps - state.step)
+        begun = state.step.bit_length()
         metrics = update(state, sweeps, most)
+        if config.gamma == 1.0 and state.step.bit_length() > begun:  # at about 1, 2, 4, 8, ... sweeps
+            bellman.require_bounded(sweeps.mdp, state.values)
         stop = state.step >= config.steps or state.residual < config.tolerance
         if config.gamma == 1.0 and state.residual < config.tolerance:
             state.policy = bellman.ending(sweeps.mdp, state.values, state.policy, max(1e-9, 2 * state.residual))

@@ -331,6 +331,21 @@ def unbounded(mdp: MDP, policy: Tensor, change: Tensor, tolerance: float) -> boo
     return False
 
 
+def require_bounded(mdp: MDP, values: Tensor) -> None:
+    """Raise UserError if `values` `[S]` without discount grow forever: see `unbounded`, of one sweep more."""
+    best, policy = greedy(mdp, 1.0, values)
+    if unbounded(mdp, policy, best - values, 1e-9 * max(1.0, float(values.abs().max()))):
+        raise no_bound(mdp)
+
+
+def no_bound(mdp: MDP) -> UserError:
+    """The error where no policy is optimal without discount."""
+    return UserError(
+        f"gamma = 1 on {mdp.name}: a policy that never ends an episode is best, and its return has no bound. Use "
+        "gamma < 1."
+    )
+
+
 def _blocks(mdp: MDP, outcomes: int = 8_000_000) -> Iterator[slice]:
     """The states as slices with at most about `outcomes` outcomes each."""
     block = max(1, outcomes // (mdp.actions * mdp.next_state.shape[2]))

@@ -104,15 +104,17 @@ def _equal_groups(share: float, metrics: Mapping[str, float]) -> Message:
     if metrics.get("reward") == 1:
         return "every reward in this step is 1: no gradient; the task is solved or too easy"
     return (
-        "every group in this step had equal rewards: no gradient; no answer to a prompt is better than another: try a "
-        "finer reward, or a harder or easier task"
+        "every group in this step had equal rewards: no gradient from them; no answer to a prompt is better than "
+        "another: try a finer reward, or a harder or easier task"
     )
 
 
 def _most_equal(share: float, _: Mapping[str, float]) -> Message:
     if not 0.9 <= share < 1:
         return None
-    return f"{share:.0%} of the groups had equal rewards and gave no gradient; try larger groups or another difficulty"
+    return (
+        f"{share:.0%} of the groups had equal rewards, which give no gradient; try larger groups or another difficulty"
+    )
 
 
 def _left_out(share: float, _: Mapping[str, float]) -> Message:

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from foresight.algorithms.tabular import policy_iteration, truncated_policy_iteration, value_iteration
+from foresight.algorithms.tabular import (
+    policy_iteration,
+    soft_value_iteration,
+    truncated_policy_iteration,
+    value_iteration,
+)
 from foresight.envs.tabular import grid
 from foresight.errors import UserError
 from foresight.planning.dynamic import bellman
@@ -119,3 +124,19 @@ def test_mistakes_are_reported() -> None:
         next(truncated_policy_iteration.train(truncated_policy_iteration.Config(evaluation_sweeps=-1), mdp))
     with pytest.raises(UserError, match="gamma must be between"):
         next(value_iteration.train(value_iteration.Config(gamma=2.0), mdp))
+
+
+@pytest.mark.parametrize(("module", "fields"), [case for case in CASES if "span_bounds" not in case[1]])
+def test_without_discount_the_goal_is_reached(module: Any, fields: dict[str, Any]) -> None:
+    """Every action is as good as any other: from each cell a random walk reaches the goal as well."""
+    mdp = grid.make("GridWorld", picture="S...\n....\n...G", step_reward=0.0)
+    *_, (_, _, state) = module.train(module.Config(gamma=1.0, **fields), mdp)
+    assert bellman.expected_return(mdp, state.policy, 1.0, horizon=12) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("module", [value_iteration, truncated_policy_iteration, soft_value_iteration])
+def test_values_that_never_settle_without_discount_are_refused(module: Any) -> None:
+    mdp = grid.make("GridWorld", picture="S...\n....\n...G", step_reward=0.1)
+    with pytest.raises(UserError, match=r"gamma = 1 on GridWorld.*Use gamma < 1"):
+        list(module.train(module.Config(gamma=1.0), mdp))
+    list(module.train(module.Config(gamma=0.9), mdp))

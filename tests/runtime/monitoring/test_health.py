@@ -13,7 +13,7 @@ def test_equal_groups_are_reported_once_in_a_row() -> None:
     health = Health()
     reported = [health.check(step, {"equal_reward_groups": share}) for step, share in enumerate([1.0, 1.0, 0.5, 1.0])]
     assert [len(sentences) for sentences in reported] == [1, 0, 0, 1]
-    assert "every group in this step had equal rewards: no gradient; no answer to a prompt is better" in reported[0][0]
+    assert "every group in this step had equal rewards: no gradient from them; no answer" in reported[0][0]
 
 
 def test_a_solved_task_is_not_called_hard() -> None:
