@@ -106,7 +106,7 @@ def trained(model: str, seed: int, staleness: int | None, updates: int, learning
 def main() -> None:
     """Run both, seed by seed, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--staleness", type=int, default=4)
     parser.add_argument("--updates", type=int, default=400)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
