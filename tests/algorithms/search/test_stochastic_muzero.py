@@ -83,7 +83,7 @@ def test_scores_of_codes_are_standardized_so_that_no_code_has_all_outcomes() -> 
     torch.testing.assert_close(scores.var(0, correction=0), torch.ones(4), atol=1e-2, rtol=0)
     assert torch.equal(scores.argmax(-1), network.encode_outcome(*pair).argmax(-1))
     assert len(set(scores.argmax(-1).tolist())) > 1
-    alone = build_config(stochastic_muzero.Config, batch_size=1, unroll_steps=1)
+    alone = build_config(stochastic_muzero.Config, batch_size=1, unroll_steps=1, reanalyze=0.0)
     with pytest.raises(UserError, match="raise batch_size"):
         stochastic_muzero.build(alone, TableEnv(die(), 1).spaces)
 
