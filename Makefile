@@ -49,8 +49,8 @@ demo: install ## Teach a small language model to add (four minutes on two cores)
 		echo "The page of this run is at http://127.0.0.1:8765/ (or the next free port) after:"; \
 		echo "$(BIN)/foresight studio $$run"; fi
 
+# Modules are compiled once, not by each of the many processes that tests start, whatever the shell has set.
 test: install ## Run the tests (TESTS=tests/ops, ARGS="-k gae", WORKERS=2).
-	# Modules are compiled once, not by each of the many processes that tests start, whatever the shell has set.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 lint: install ## ruff (rules and format) and mypy.

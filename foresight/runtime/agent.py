@@ -161,11 +161,11 @@ class Agent:
             lacks = f"lacks {', '.join(missing)}" if isinstance(obs, dict) else f"is a {type(obs).__name__}"
             raise UserError(f"obs {lacks}. It must be a dict of {', '.join(named)}.")
         parts = {name: _fit(obs[name], named[name], name) for name in named}
-        sizes = {name: 0 if single else len(part) for name, (part, single) in parts.items()}
+        sizes = {name: "one" if single else str(len(part)) for name, (part, single) in parts.items()}
         if len(set(sizes.values())) > 1:
-            counted = ", ".join(f"{name} {size or 'one'}" for name, size in sizes.items())
+            counted = ", ".join(f"{name} {size}" for name, size in sizes.items())
             raise UserError(f"The parts of obs have different numbers of observations: {counted}.")
-        return {name: part for name, (part, _) in parts.items()}, not next(iter(sizes.values()))
+        return {name: part for name, (part, _) in parts.items()}, "one" in sizes.values()
 
     def __repr__(self) -> str:
         return f"Agent({self.settings.algorithm} on {self.settings.env}, {str(self.path)!r} at {self.step:,})"

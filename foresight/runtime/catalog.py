@@ -214,14 +214,13 @@ def _beside(folder: Path) -> Iterator[None]:
         if (file.parent.parent if file.stem == "__init__" else file.parent) in others:
             for part in [part for part in sys.modules if part == name or part.startswith(f"{name}.")]:
                 del sys.modules[part]
-    while str(folder) in sys.path:
-        sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         sys.path.remove(str(folder))
-        sys.path.append(str(folder))  # for what its functions import
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # for what its functions import
 
 
 def config_class(name: str) -> type[Any]:

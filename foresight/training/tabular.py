@@ -324,12 +324,12 @@ def policy_table(mdp: MDP, name: str, gamma: float, given: Tensor | None = None)
     sweeps, values = bellman.Sweeps(mdp, gamma), torch.zeros_like(mdp.start)
     policy, count, scale, change = torch.zeros_like(mdp.start, dtype=torch.int64), 0, 1.0, 1.0
     while change > 1e-12 * scale:  # relative to the values, for their rounding errors
-        before, count = values, count + 1
+        count += 1
         values, policy, size = sweeps.improve(values, policy)
         change, scale = size.norm, max(1.0, float(values.abs().max()))
         if gamma == 1.0 and count & (count - 1) == 0:  # sweeps 1, 2, 4, 8, ...
-            endless = bellman.unbounded(mdp, policy, values - before, 1e-9 * scale)
-            if endless or count > SWEEPS:
+            bellman.require_bounded(mdp, values)
+            if count > SWEEPS:
                 raise bellman.no_bound(mdp)
     best = bellman.optimal_actions(mdp, gamma, values, 1e-9 * scale).double()
     return best / best.sum(1, keepdim=True)

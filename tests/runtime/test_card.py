@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -54,6 +55,17 @@ def test_the_card_names_algorithm_data_and_results(tmp_path):
     )
     for part in expected:
         assert part in found.text, part
+
+
+def test_the_card_of_an_own_file_names_it_and_not_where_it_is(tmp_path):
+    own = tmp_path / "my_sft.py"
+    own.write_text(catalog.entry("sft").path.read_text(encoding="utf-8"), encoding="utf-8")
+    trained = _trained(tmp_path)
+    settings = dataclasses.replace(trained.settings, algorithm=str(own))
+    summary = {**trained.summary, "command": settings.command()}
+    found = card.text(settings, summary)
+    assert "trained by `my_sft.py` in the library foresight" in found and "foresight train my_sft.py" in found
+    assert str(own) in summary["command"] and str(own) not in found
 
 
 def test_what_is_exported_loads_merged_and_as_an_adapter(tmp_path):

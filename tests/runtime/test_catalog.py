@@ -167,9 +167,12 @@ def test_what_is_beside_an_own_file_is_neither_anothers_nor_the_working_director
     monkeypatch.chdir(tmp_path / "here")
     for name in ("shared_name", "shared_package"):
         importlib.import_module(name)
+    before = [str(tmp_path / "two"), *sys.path]
+    monkeypatch.setattr(sys, "path", list(before))
     for name in ("one", "two", "one"):
         found = catalog.module(str(own[name]))
         assert found.shared_name.folder == found.shared_package.folder == name
+    assert sys.path == [*before, str(tmp_path / "one")]  # the caller's order stays
     for name in ("shared_name", "shared_package.part", "shared_package"):
         del sys.modules[name]
 

@@ -93,7 +93,8 @@ def improve(state: State, sweeps: bellman.Sweeps) -> dict[str, float]:
     keep = state.policy if state.iteration else None
     best, policy = bellman.greedy(sweeps.mdp, sweeps.gamma, state.values, keep, _slack(state.config))
     if keep is None and sweeps.gamma == 1.0:  # later ones keep what ends an episode
-        policy = bellman.ending(sweeps.mdp, state.values, policy, _slack(state.config) or 1e-9)
+        slack = _slack(state.config)
+        policy = bellman.ending(sweeps.mdp, state.values, policy, bellman.rounding(best) if slack is None else slack)
     switched = int((policy != state.policy).sum()) if state.iteration else len(policy)
     state.residual = float((best - state.values).abs().max())
     state.stable = switched == 0

@@ -117,7 +117,8 @@ def train(
             bellman.require_bounded(sweeps.mdp, state.values)
         stop = state.step >= config.steps or state.residual < config.tolerance
         if config.gamma == 1.0 and state.residual < config.tolerance:
-            state.policy = bellman.ending(sweeps.mdp, state.values, state.policy, max(1e-9, 2 * state.residual))
+            slack = max(bellman.rounding(state.values), 2 * state.residual)
+            state.policy = bellman.ending(sweeps.mdp, state.values, state.policy, slack)
         if stop or state.step % config.yield_every == 0:
             yield state.step, {**metrics, "value": bellman.start_value(sweeps.mdp, state.values)}, state
 

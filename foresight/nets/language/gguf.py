@@ -49,6 +49,11 @@ def write(source: str | Path, file: str | Path, quantization: str = "f16") -> Pa
             "merged, and convert that folder with llama.cpp."
         )
     split = _split(source)
+    if len(model.stop_ids) > 1 + len(ENDS):
+        raise UserError(
+            f"{source} has {len(model.stop_ids)} tokens that end an answer, and GGUF holds {1 + len(ENDS)}. Export it "
+            "as merged."
+        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         writer = gguf.GGUFWriter(file, "llama")

@@ -43,7 +43,7 @@ def greedy(
     errors). Without it policy iteration may switch forever between equally good actions (S&B exercise 4.4).
     """
     if slack is None:
-        slack = 1e-9 * (1.0 + float(values.abs().max()))
+        slack = rounding(values)
     bests, choices = [], []
     for part in _blocks(mdp):
         q = action_values(mdp, gamma, values, part)
@@ -56,7 +56,12 @@ def greedy(
     return torch.cat(bests), torch.cat(choices)
 
 
-def ending(mdp: MDP, values: Tensor, policy: Tensor, slack: float = 1e-9) -> Tensor:
+def rounding(values: Tensor) -> float:
+    """A bound on the rounding errors of action values."""
+    return 1e-9 * (1.0 + float(values.abs().max()))
+
+
+def ending(mdp: MDP, values: Tensor, policy: Tensor, slack: float) -> Tensor:
     """The greedy `policy` `[S]` for optimal `values` without discount, with actions that lead to the end of an episode.
 
     Without discount an action that puts off a reward is as good as one that collects it, and a policy of such actions
@@ -334,7 +339,7 @@ def unbounded(mdp: MDP, policy: Tensor, change: Tensor, tolerance: float) -> boo
 def require_bounded(mdp: MDP, values: Tensor) -> None:
     """Raise UserError if `values` `[S]` without discount grow forever: see `unbounded`, of one sweep more."""
     best, policy = greedy(mdp, 1.0, values)
-    if unbounded(mdp, policy, best - values, 1e-9 * max(1.0, float(values.abs().max()))):
+    if unbounded(mdp, policy, best - values, rounding(values)):
         raise no_bound(mdp)
 
 

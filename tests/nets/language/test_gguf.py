@@ -48,6 +48,9 @@ def test_all_tokens_that_end_an_answer_are_written_and_read(ends: int, tmp_path:
     (folder / "generation_config.json").write_text(json.dumps(generation))
     assert pretrained.load(str(folder)).stop_ids == wanted and len(wanted) == ends
     assert pretrained.load(str(gguf.write(folder, tmp_path / "model.gguf"))).stop_ids == wanted
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, 5, 6, 7]}))
+    with pytest.raises(UserError, match="has 4 tokens that end an answer, and GGUF holds 3"):
+        gguf.write(folder, tmp_path / "more.gguf")
 
 
 @sabotaged_by("foresight.nets.language.gguf._kind", change("quantization", lambda _: "q4_0"))

@@ -348,6 +348,8 @@ def test_observations_of_another_form_are_named(obs: Any, message: str) -> None:
     for wanted, given in ((False, {"a": [[0]], "b": [[0, 0]]}), (True, {"a": [0], "b": [0, 0]})):
         batch, single = Agent.batch(agent, given)
         assert single == wanted and batch["b"].tolist() == [[0, 0]]
+    batch, single = Agent.batch(agent, {"a": np.zeros((0, 1)), "b": np.zeros((0, 2))})
+    assert not single and batch["a"].shape == (0, 1)
     agent.spaces.obs = parts["a"]
     with pytest.raises(UserError, match="must be numbers"):
         Agent.batch(agent, {"a": [0]})
